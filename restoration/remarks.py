@@ -9,19 +9,29 @@ COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean i
 RESTORED_WHOLLY = 0.95  # share of an image from which on nothing is said of the rest
 
 
-def kept_remarks(amount: float, blurry: Tensor) -> list[str]:
+def kept_remarks(amount: float, blurry: Tensor, discarded: Tensor | None = None, is_masked: bool = False) -> list[str]:
     """A sentence that says how much of one image is kept, by its `restored_amount`, if that is much.
 
-    `blurry` (3, H, W) in [0, 1] decides whether an image that is kept as it is was sharp or too blurred.
+    Args:
+        amount: how much is restored.
+        blurry: (3, H, W) in [0, 1], which decides whether an image that is kept as it is was sharp or too blurred.
+        discarded: the share (1,) on which the prediction was no image's, as in `DeblurOutput`; only that is said then.
+        is_masked: whether a mask says what is kept; then nothing else is said.
     """
-    if amount > RESTORED_WHOLLY:
+    if discarded is not None and discarded > 0:
+        share = _percent(discarded.item())
+        return [f"is unlike what this checkpoint knows on {share} of its area, which is kept as it is"]
+    if is_masked or amount > RESTORED_WHOLLY:
         return []
     if amount == 0 and (lacks_detail(blurry) or is_shaken(blurry)):
         return ["looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"]
     if amount == 0:
         return ["looks sharp to this checkpoint and is kept; --restore all restores it"]
-    least = "less than 1%" if amount < 0.005 else f"{amount:.0%}"
-    return [f"looks blurred on {least} of its area, which is restored; the rest is kept (keep_sharp)"]
+    return [f"looks blurred on {_percent(amount)} of its area, which is restored; the rest is kept (keep_sharp)"]
+
+
+def _percent(share: float) -> str:
+    return "less than 1%" if share < 0.005 else f"{share:.0%}"
 
 
 def still_blurred_remarks(share: Tensor, restored: Tensor) -> list[str]:
@@ -33,14 +43,6 @@ def still_blurred_remarks(share: Tensor, restored: Tensor) -> list[str]:
         return []
     where = " where it is restored" if share.mean() <= RESTORED_WHOLLY else ""
     return [f"is still blurred{where}: its blur is larger than this checkpoint knows, try a smaller --scale"]
-
-
-def discarded_remarks(share: float) -> list[str]:
-    """A sentence that says on which share of an image the prediction was no image's."""
-    if share == 0:
-        return []
-    part = "less than 1%" if share < 0.005 else f"{share:.0%}"
-    return [f"is unlike what this checkpoint knows on {part} of its area, which is kept as it is"]
 
 
 def scale_remarks(scale: float, height: int, width: int, amount: float) -> list[str]:

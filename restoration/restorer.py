@@ -31,13 +31,7 @@ from deblur.progress import ProgressBar
 from deblur.restoration.maps import write_before_and_after, write_map
 from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names
-from deblur.restoration.remarks import (
-    discarded_remarks,
-    faults,
-    kept_remarks,
-    scale_remarks,
-    still_blurred_remarks,
-)
+from deblur.restoration.remarks import faults, kept_remarks, scale_remarks, still_blurred_remarks
 from deblur.restoration.text import looks_like_text
 from deblur.settings import SamplingSettings, preset_settings
 from deblur.tiling import TooLittleMemory, allowed_memory, fixed_spans, refusal, require_memory
@@ -278,13 +272,11 @@ class Restorer:
         is_back = bool(found) and self.options.on_fault == "fallback"
         amount = restored_amount(out.share.cpu(), visible)
         notes = [*image.remarks, *images.remarks_on(image, photograph.names.target.suffix)]
-        discarded = 0.0 if out.discarded is None else out.discarded.item()
-        notes += discarded_remarks(discarded)
         notes += scale_remarks(out.scale, *image.pixels.shape[-2:], amount)
         if self.is_for_photographs and looks_like_text(image.values):
             notes.append("looks like a page of text, for which --checkpoint text is made")
-        if self.mask is None and discarded == 0:
-            notes += kept_remarks(amount, with_hidden_filled(image.values[None], visible)[0])
+        filled = with_hidden_filled(image.values[None], visible)[0]
+        notes += kept_remarks(amount, filled, out.discarded, self.mask is not None)
         restored = out.predictions if is_back else out.images
         notes += still_blurred_remarks(out.share.cpu(), restored[0].cpu())
         return Restoration(photograph, out, restored, found, notes, amount, seconds + time.perf_counter() - start)

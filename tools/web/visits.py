@@ -20,7 +20,7 @@ from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
 from deblur.image_processor import visible_pixels, with_hidden_filled
 from deblur.keep_sharp import restored_amount
 from deblur.restoration.outputs import Names, named
-from deblur.restoration.remarks import discarded_remarks, faults, kept_remarks, scale_remarks
+from deblur.restoration.remarks import faults, kept_remarks, scale_remarks
 from deblur.settings import SamplingSettings
 
 PREDICTION = "prediction"
@@ -132,9 +132,7 @@ class Result:
         output, image = self.output(self.kinds[-1]), self.photo.image
         amount = restored_amount(output.share, self.photo.visible)
         filled = with_hidden_filled(image.values[None], self.photo.visible)[0]
-        discarded = 0.0 if output.discarded is None else output.discarded.item()
-        self.notes = discarded_remarks(discarded)
-        self.notes += kept_remarks(amount, filled) if self.mask is None and discarded == 0 else []
+        self.notes = kept_remarks(amount, filled, output.discarded, self.mask is not None)
         self.notes += [*scale_remarks(self.scale, *self.photo.size, amount), *image.remarks]
         self.notes += images.remarks_on(image, PurePath(self.file_name(self.kinds[-1])).suffix)
         if len(self.kinds) > 1 and self.settings.blend > 0 and output.share.any():
