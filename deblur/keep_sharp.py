@@ -20,7 +20,7 @@ LEAST_FINE_DETAIL = 0.05  # the least detail of a sharp image, relative to its c
 LEAST_SHAKEN_DETAIL = 0.1  # where its edges lie in one direction, as the streaks of a shake do
 SQUARE, UPRIGHT, LYING = (9, 9), (13, 5), (5, 13)  # blocks: a region that looks blurred and holds none of these is none
 BRIGHTEST_SURFACE = 2.0  # times the brightness around it: what is brighter is a light, whose streaks are not sharp
-EVEN_SIDE = 5  # pixels a side of an even neighbourhood
+EVEN = (5, 5)  # pixels, of an even neighbourhood
 LARGEST_ROUNDING = 1e-5  # of values in [0, 1]
 EVERYWHERE = torch.ones(1, 1, 1, 1)  # the share of an image that is restored in full
 
@@ -88,15 +88,15 @@ def _without_specks(blocks: Tensor) -> Tensor:
     return torch.minimum(blocks, torch.stack(held).amax(0))
 
 
-def _least(blocks: Tensor, sides: tuple[int, int]) -> Tensor:
-    """The least weight in the rectangle around each block."""
-    return -_most(-blocks, sides)
+def _least(values: Tensor, sides: tuple[int, int]) -> Tensor:
+    """The least value in the rectangle around each."""
+    return -_most(-values, sides)
 
 
-def _most(blocks: Tensor, sides: tuple[int, int]) -> Tensor:
-    """The largest weight in the rectangle around each block."""
+def _most(values: Tensor, sides: tuple[int, int]) -> Tensor:
+    """The largest value in the rectangle around each."""
     rows, columns = sides
-    return max_pool2d(blocks, sides, 1, (rows // 2, columns // 2))
+    return max_pool2d(values, sides, 1, (rows // 2, columns // 2))
 
 
 def _without_lights(grey: Tensor) -> Tensor:
@@ -128,9 +128,7 @@ def _direction(values: Tensor, weight: Tensor) -> Tensor:
 
 def _is_uneven(grey: Tensor) -> Tensor:
     """Whether a pixel has neighbours of another value."""
-    most = max_pool2d(grey, EVEN_SIDE, 1, EVEN_SIDE // 2)
-    least = -max_pool2d(-grey, EVEN_SIDE, 1, EVEN_SIDE // 2)
-    return most - least > LARGEST_ROUNDING
+    return _most(grey, EVEN) - _least(grey, EVEN) > LARGEST_ROUNDING
 
 
 def restored_amount(share: Tensor, visible: Tensor | None = None) -> float:
