@@ -462,9 +462,9 @@ def beyond_range(x_init: Tensor) -> Tensor | None:
 
     A network may give any values for an image unlike its training: coloured specks and patches.
     """
-    beyond = (x_init.abs() > LARGEST_PREDICTION).any(dim=1, keepdim=True)
-    if not beyond.any():
+    if not (x_init.max() > LARGEST_PREDICTION or x_init.min() < -LARGEST_PREDICTION):
         return None
+    beyond = (x_init.abs() > LARGEST_PREDICTION).any(dim=1, keepdim=True)
     return max_pool2d(beyond.float(), 2 * DISCARDED_AROUND + 1, stride=1, padding=DISCARDED_AROUND) > 0
 
 
