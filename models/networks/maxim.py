@@ -7,7 +7,7 @@ The weights were trained on crops. On frames of 1280x720 the grid and the means 
 they ever did, and tiles are better by 0.1 to 0.8 dB (Chu et al., ECCV 2022, found so of means over the image).
 
 Features are (N, H, W, C), so that every 1x1 convolution is a dense layer. The weights are the authors'; the names of
-the submodules are ours, and pretrained/maxim/RECIPE.md says what knows both.
+the submodules are ours; pretrained/maxim/RECIPE.md names the tool that converted them.
 """
 
 from typing import NamedTuple

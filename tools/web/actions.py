@@ -23,8 +23,7 @@ from deblur.hub import TEXT
 from deblur.restoration.outputs import targets
 from deblur.settings import SamplingSettings
 from deblur.tools.web.restoration import BEST, DEVICE, PAGE, QUICK, PhotoRestorer, Way, ways_for
-from deblur.tools.web.view import OUTPUTS, bar, canvas, gallery, told, view, write_shown
-from deblur.tools.web.view import in_words as seconds_in_words
+from deblur.tools.web.view import OUTPUTS, bar, canvas, gallery, seconds_in_words, told, view, write_shown
 from deblur.tools.web.visits import Photo, Result, Visit, Visits
 from deblur.working_size import resized
 

@@ -69,7 +69,7 @@ def told(*sentences: str, warnings: Sequence[str] = ()) -> str:
     return notes + "".join(f'<p class="warning">{escape(warning)}</p>' for warning in warnings)
 
 
-def in_words(seconds: float) -> str:
+def seconds_in_words(seconds: float) -> str:
     """A time: 3 s, about 70 s, about 12 min."""
     if seconds < 10:
         return f"{max(1, round(seconds))} s"
@@ -80,7 +80,7 @@ def bar(doing: str, passed: float, seconds: float | None) -> str:
     """A bar that moves by the expected seconds; without those it tells no share."""
     if seconds is None:
         return f"{told(f'{doing}.')}<progress></progress>"
-    rest = f"{in_words(seconds - passed)} left" if passed < seconds else "it takes longer than expected"
+    rest = f"{seconds_in_words(seconds - passed)} left" if passed < seconds else "it takes longer than expected"
     return f'{told(f"{doing}, {rest}.")}<progress value="{min(passed / seconds, 0.97):.3f}"></progress>'
 
 
