@@ -15,7 +15,7 @@ from typing import Literal
 
 from deblur.cli import make_parser, run_command
 from deblur.evaluation.grid import read_grid
-from deblur.evaluation.metrics import require_known
+from deblur.evaluation.metrics import make_metrics, require_known
 from deblur.hub import PRETRAINED, locate, stored_index
 from deblur.settings import SamplingSettings, require_device
 from deblur.storage import require_writable
@@ -121,12 +121,13 @@ def evaluate(flags: Evaluation) -> None:
     settings = check(flags)
     # Threads that wait for each other sleep: of small images their spinning took more time than the networks.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from deblur.evaluation import run  # not at the top: torch takes seconds, and wrong input is said at once
+    # Not at the top: torch takes seconds, and wrong input is said at once.
+    from deblur.evaluation import run, scoring
 
     output = Path(flags.output)
     with run.sharing(output) as processes:
         pairs = run.read_pairs(flags.data, flags.split, flags.variant, flags.limit, flags.outputs, processes)
-        metrics = run.make_metrics(flags.metric_names, pairs.texts, flags.language)
+        metrics = make_metrics(flags.metric_names, pairs.texts, flags.language)
         what = {"grid": flags.grid, "with_controls": flags.controls, "keeps_images": flags.images}
         what |= {name: getattr(flags, name) for name in ("seed", "batch_size", "overwrite")}
         evaluated = {}
@@ -134,7 +135,7 @@ def evaluate(flags: Evaluation) -> None:
             where = flags.device, flags.precision, flags.provider, flags.classes
             networks = run.load_networks(checkpoint, *where, processes)
             plan = run.make_plan(output / letter, pairs, networks, metrics, settings, processes, **what)
-            run.score_images(plan)
+            scoring.score_images(plan)
             evaluated[letter] = run.publish(plan, flags.panel, flags.save_presets, evaluated.get("A"))
         if flags.checkpoints and processes.is_global_zero:
             run.compare(output, evaluated, flags.seed)

@@ -31,6 +31,11 @@ class Column(NamedTuple):
     digits: int
     higher_is_better: bool
 
+    @property
+    def short_title(self) -> str:
+        """The name without its unit."""
+        return self.title.partition(" (")[0]
+
 
 METRICS = {
     "psnr": Column("PSNR (dB)", 2, True),
@@ -115,16 +120,16 @@ def make_metrics(names: Iterable[str], data: Path = Path(), language: str = "eng
     Raises:
         ValueError: a name is unknown, or a function cannot be imported.
     """
-    from deblur.evaluation import alignment, niqe, perceptual, pixels, text
+    from deblur.evaluation import perceptual, pixels, text
 
     names = set(names)
     require_known(names)
     classes = {
         "lpips": perceptual.Lpips,
         "dists": perceptual.Dists,
-        "niqe": niqe.Niqe,
-        "psnr_aligned": partial(alignment.Aligned, "psnr"),
-        "ssim_aligned": partial(alignment.Aligned, "ssim"),
+        "niqe": perceptual.Niqe,
+        "psnr_aligned": partial(pixels.Aligned, "psnr"),
+        "ssim_aligned": partial(pixels.Aligned, "ssim"),
         "cer": partial(text.ErrorRate, data, language),
     }
     made = {

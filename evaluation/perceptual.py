@@ -1,9 +1,13 @@
-"""LPIPS, as a metric and as a loss, and DISTS: distances between features of networks trained on ImageNet.
+"""LPIPS, as a metric and as a loss, DISTS, and NIQE, which needs no ground truth.
 
-The networks are those of the `lpips` package and of torchmetrics. The code around them is own: it rounds images as a
-file would, keeps float32, loads weights without unpickling, and puts their hash into the recipe. AlexNet's and
-SqueezeNet's weights come with the repository (pretrained/metrics). VGG16's, for DISTS, come from torchvision's cache or
-a download; without them the metric is missing.
+LPIPS and DISTS are distances between features of networks trained on ImageNet. The networks are those of the `lpips`
+package and of torchmetrics. The code around them is own: it rounds images as a file would, keeps float32, loads weights
+without unpickling, and puts their hash into the recipe. AlexNet's and SqueezeNet's weights come with the repository
+(pretrained/metrics). VGG16's, for DISTS, come from torchvision's cache or a download; without them the metric is
+missing.
+
+NIQE (Mittal et al. 2013, "Making a Completely Blind Image Quality Analyzer") takes features of natural scenes from
+blocks of the image, and compares their Gaussian with that of sharp photographs.
 """
 
 import hashlib
@@ -13,18 +17,40 @@ from pathlib import Path
 from typing import Literal
 
 import lpips
+import numpy as np
+import scipy
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save
+from scipy.ndimage import gaussian_filter
+from scipy.special import gamma
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from deblur.evaluation.pixels import IMAGE, MetricError, check_pair, full_precision, require_side
+from deblur.evaluation.pixels import (
+    IMAGE,
+    MetricError,
+    check_pair,
+    full_precision,
+    require_finite,
+    require_side,
+    whole_numbers,
+)
 
 Net = Literal["alex", "squeeze"]
 _WEIGHTS = Path(__file__).parents[1] / "pretrained" / "metrics"
 # Name, file of its feature layers, and the smallest side for which the last pooling layer outputs one pixel.
 _NETS = {"alex": ("AlexNet", "alexnet_features", 31), "squeeze": ("SqueezeNet", "squeezenet1_1_features", 17)}
+BLOCK_SIDE = 96  # of NIQE, in pixels
+NIQE_RECIPE = (
+    "NIQE: RGB, clipped to [0, 1], rounded to 8 bits, grey by ITU-R BT.601, rounded; 96 x 96 blocks from the top left, "
+    "the rest of a frame left out; two scales, the second half as large by an antialiased bicubic filter; the authors' "
+    f"mean and covariance of sharp photographs; own code on scipy {scipy.__version__}"
+)
+_LUMA = torch.tensor([0.299, 0.587, 0.114])
+_SHAPES = np.arange(0.2, 10.001, 0.001)  # of NIQE's generalised Gaussian, and the ratio of moments that tells each
+_RATIOS = gamma(2 / _SHAPES) ** 2 / (gamma(1 / _SHAPES) * gamma(3 / _SHAPES))
 
 
 class Lpips:
@@ -150,3 +176,81 @@ class SkippedInitialisation(TorchFunctionMode):
 def _sha256(tensors: dict[str, Tensor]) -> str:
     """The sha256 of a safetensors file with exactly these tensors."""
     return hashlib.sha256(save(tensors)).hexdigest()
+
+
+class Niqe:
+    """NIQE of restored images, lower is better; called as `evaluation.metrics.Metric`."""
+
+    recipe, inputs = NIQE_RECIPE, ("restored",)
+
+    def __init__(self):
+        # The mean (36,) and the covariance (36, 36) of sharp photographs.
+        with np.load(_WEIGHTS / "niqe.npz", allow_pickle=False) as stored:
+            self.mean, self.covariance = stored["mean"], stored["covariance"]
+
+    @torch.no_grad()
+    def __call__(self, restored: Tensor) -> Tensor:
+        """Score each image (N, 3, H, W), about [0, 1], by the recipe -> (N,).
+
+        Raises:
+            MetricError: an image has fewer than two blocks, or too few with any contrast.
+        """
+        require_finite(restored)
+        height, width = (side // BLOCK_SIDE * BLOCK_SIDE for side in restored.shape[-2:])
+        if height * width < 2 * BLOCK_SIDE**2:
+            raise MetricError(
+                f"NIQE needs two blocks of {BLOCK_SIDE}x{BLOCK_SIDE} pixels and the image is "
+                f"{restored.shape[-1]}x{restored.shape[-2]}"
+            )
+        whole = whole_numbers(restored)[..., :height, :width].cpu()
+        greys = torch.einsum("c,nchw->nhw", _LUMA, whole).round().double().numpy()
+        return torch.tensor([self._distance(grey) for grey in greys], device=restored.device)
+
+    def _distance(self, grey: np.ndarray) -> float:
+        """The paper's equation 10."""
+        features = np.hstack([block_features(grey, BLOCK_SIDE), block_features(halved(grey), BLOCK_SIDE // 2)])
+        features = features[np.isfinite(features).all(axis=1)]  # a block of one grey has no structure
+        if len(features) < 2:
+            raise MetricError("NIQE needs two blocks that are not flat")
+        gap = self.mean - features.mean(axis=0)
+        pooled = (self.covariance + np.cov(features, rowvar=False)) / 2
+        return float(np.sqrt(gap @ np.linalg.pinv(pooled) @ gap))
+
+
+def halved(grey: np.ndarray) -> np.ndarray:
+    """(H, W) -> (H / 2, W / 2) by an antialiased bicubic filter with a mirrored edge, as MATLAB's imresize."""
+    mirrored = torch.from_numpy(np.pad(grey, 8, mode="symmetric"))[None, None]
+    return F.interpolate(mirrored, scale_factor=0.5, mode="bicubic", antialias=True)[0, 0, 4:-4, 4:-4].numpy()
+
+
+def block_features(grey: np.ndarray, side: int) -> np.ndarray:
+    """The 18 features of each block: grey values (H, W) in [0, 255] -> (blocks, 18).
+
+    Shape and size of the normalised luminance's generalised Gaussian, then shape, mean and the two sizes of those of
+    its products with its neighbours: to the right, below, and on both diagonals.
+    """
+    options = {"sigma": 7 / 6, "radius": 3, "mode": "nearest"}
+    mean = gaussian_filter(grey, **options)
+    deviation = np.sqrt(np.abs(gaussian_filter(grey**2, **options) - mean**2))
+    structure = (grey - mean) / (deviation + 1)  # equation 1
+    rows, columns = (length // side for length in grey.shape)
+    blocks = structure.reshape(rows, side, columns, side).swapaxes(1, 2).reshape(-1, side, side)
+    shape, left, right = fit_gaussian(blocks)
+    features = [shape, (left + right) / 2]
+    for shift in ((0, 1), (1, 0), (1, 1), (1, -1)):
+        shape, left, right = fit_gaussian(blocks * np.roll(blocks, shift, axis=(1, 2)))
+        features += [shape, (right - left) * gamma(2 / shape) / gamma(1 / shape), left, right]
+    return np.stack(features, axis=1)
+
+
+def fit_gaussian(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Shape and both sizes of an asymmetric generalised Gaussian, by its moments: (B, S, S) -> three (B,)."""
+    flat = blocks.reshape(len(blocks), -1)
+    with np.errstate(invalid="ignore", divide="ignore"):  # in a flat block, which the caller leaves out
+        left, right = (np.sqrt((flat**2 * side).sum(axis=1) / side.sum(axis=1)) for side in (flat < 0, flat > 0))
+        skew = left / right
+        ratio = np.abs(flat).mean(axis=1) ** 2 / (flat**2).mean(axis=1)
+        ratio = ratio * (skew**3 + 1) * (skew + 1) / (skew**2 + 1) ** 2
+    shape = _SHAPES[np.abs(_RATIOS - np.nan_to_num(ratio)[:, None]).argmin(axis=1)]
+    size = np.sqrt(gamma(1 / shape) / gamma(3 / shape))
+    return shape, left * size, right * size

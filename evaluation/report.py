@@ -16,7 +16,7 @@ from torch import Tensor
 from deblur.cli import escaped
 from deblur.data.files import images
 from deblur.draft import Blurry
-from deblur.evaluation import controls, statistics
+from deblur.evaluation import controls
 from deblur.evaluation.grid import BLURRY, PREDICTOR, Row
 from deblur.evaluation.journal import Facts
 from deblur.evaluation.metrics import Metric
@@ -24,7 +24,6 @@ from deblur.evaluation.pixels import write_png
 from deblur.evaluation.plots import curve, panel
 from deblur.evaluation.results import Change, signed
 from deblur.evaluation.scoring import ImagePair, Plan, steps_of
-from deblur.evaluation.statistics import Verdict
 from deblur.evaluation.summary import Example, RowSummary, Summary, choose_examples
 from deblur.hub import name_of
 from deblur.pipeline import Area
@@ -145,7 +144,7 @@ def write_report(
         rows=_score_rows(summary) if changes is None else _change_rows(summary, changes),
         overview=_overview(evaluations),
         worsened=list(summary.worsened.itertuples(name=None)) if changes is None else [],
-        recipes=controls.RECIPES | {"perceptual": statistics.VERDICT_RECIPE},
+        recipes=controls.RECIPES | {"perceptual": controls.VERDICT_RECIPE},
     )
     with replacing(folder / "report.html") as part:
         part.write_text(page, encoding="utf-8")
@@ -158,7 +157,7 @@ def _overview(evaluations: Evaluations) -> list[dict]:
     if not own:
         return []
     axes = [(name, summary.metrics[name].column) for name in ("psnr", summary.perception)]
-    names = {name: column.title.partition(" (")[0] for name, column in axes}
+    names = {name: column.short_title for name, column in axes}
 
     def column(title: str, file: str, scores: Mapping[str, float]) -> dict:
         words = [f"{names[name]} {scores[name]:.{axis.digits}f}" for name, axis in axes if name in scores]
@@ -258,7 +257,7 @@ def _score_cell(row: RowSummary, name: str, metric: Metric) -> Cell:
     return Cell(entry.mean, f"{entry.mean:.{digits}f}", notes)
 
 
-def _verdict_cell(verdict: Verdict | None) -> Cell:
+def _verdict_cell(verdict: controls.Verdict | None) -> Cell:
     """Whether a setting is perceptual, and its LPIPS minus that of each control."""
     if verdict is None:
         return Cell("", "")

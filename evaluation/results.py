@@ -45,23 +45,13 @@ def write_results(folder: Path, summary: Summary) -> None:
     ]
     with replacing(folder / "per_image.parquet") as part:
         summary.scores.assign(missing=pd.array(reasons, dtype="string")).to_parquet(part, index=False)
-    _write_document(folder / "results.json", _document(summary))
+    write_document(folder, summary)
 
 
-def add_examples(folder: Path, examples: Sequence[Example]) -> None:
-    """Add the examples to results.json."""
-    entries = [
-        {"setting": example.row.label, "image": example.image, "rank": example.rank, "files": example.files}
-        | {"scores": {name: json_number(value) for name, value in example.scores.items()}}
-        for example in examples
-    ]
-    file = folder / "results.json"
-    _write_document(file, json.loads(file.read_text(encoding="utf-8")) | {"examples": entries})
-
-
-def _write_document(file: Path, document: dict[str, Any]) -> None:
-    with replacing(file) as part:
-        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+def write_document(folder: Path, summary: Summary, examples: Sequence[Example] = ()) -> None:
+    """Write results.json into an existing folder."""
+    with replacing(folder / "results.json") as part:
+        text = json.dumps(_document(summary, examples), indent=1, ensure_ascii=False, allow_nan=False)
         part.write_text(text + "\n", encoding="utf-8")
 
 
@@ -78,10 +68,11 @@ def format_table(summary: Summary) -> str:
     rows.sort(key=lambda row: (row.means.get(metric) is None, sign * (row.means.get(metric) or 0)))
     index = [f"{'*' if row in summary.front else ' '} {row.label}" for row in rows]
     table = pd.DataFrame(index=index, columns=pd.Index([], name="  setting"))
-    for name, (title, digits, _) in shown.items():
+    for name, column in shown.items():
+        number = f".{column.digits}f"
         estimates = [row.estimates.get(name, NOTHING) for row in rows]
-        table[title.partition(" (")[0]] = ["-" if e.mean is None else format(e.mean, f".{digits}f") for e in estimates]
-        halves = ["-" if e.low is None else format((e.high - e.low) / 2, f".{digits}f") for e in estimates]
+        table[column.short_title] = ["-" if e.mean is None else format(e.mean, number) for e in estimates]
+        halves = ["-" if e.low is None else format((e.high - e.low) / 2, number) for e in estimates]
         table.insert(len(table.columns), "± 95 %", halves, allow_duplicates=True)
     table["s/image"] = [f"{row.seconds:.3f}" for row in rows]
     images = max(row.images for row in rows)
@@ -107,7 +98,7 @@ def json_number(value: float | None) -> float | str | None:
     return value if math.isfinite(value) else str(value)
 
 
-def _document(summary: Summary) -> dict[str, Any]:
+def _document(summary: Summary, examples: Sequence[Example]) -> dict[str, Any]:
     """The contents of results.json."""
     return dict(summary.facts) | {
         "cost": {"denoising_steps": summary.steps},
@@ -116,7 +107,7 @@ def _document(summary: Summary) -> dict[str, Any]:
             | {"recipe": metric.recipe, "reason": metric.reason}
             for name, metric in summary.metrics.items()
         },
-        "controls": {"rows": LABELS, "recipes": controls.RECIPES, "verdict": statistics.VERDICT_RECIPE},
+        "controls": {"rows": LABELS, "recipes": controls.RECIPES, "verdict": controls.VERDICT_RECIPE},
         "axes": {"distortion": "psnr", "perception": summary.perception},
         "rows": [
             {
@@ -131,7 +122,11 @@ def _document(summary: Summary) -> dict[str, Any]:
             }
             for row in summary.rows
         ],
-        "examples": [],
+        "examples": [
+            {"setting": example.row.label, "image": example.image, "rank": example.rank, "files": example.files}
+            | {"scores": {name: json_number(value) for name, value in example.scores.items()}}
+            for example in examples
+        ],
     }
 
 
@@ -208,10 +203,11 @@ def format_changes(changes: Mapping[str, Mapping[str, Change]], metrics: Mapping
     rows = {setting: row for setting, row in changes.items() if setting not in (BLURRY, SHARP, *CONTROLS)}
     table = pd.DataFrame(index=rows, columns=pd.Index(["images"], name="B - A"))
     table["images"] = [max(change.estimate.n for change in row.values()) for row in rows.values()]
-    for name, (title, digits, _) in ((name, metric.column) for name, metric in metrics.items()):
+    for name, metric in metrics.items():
         if any(name in row for row in rows.values()):
+            digits = metric.column.digits
             shown = [signed(row[name].estimate, digits) if name in row else "-" for row in rows.values()]
-            table[title.partition(" (")[0]] = shown
+            table[metric.column.short_title] = shown
     return table.to_string()
 
 

@@ -16,26 +16,25 @@ from deblur.data.files import images, search
 from deblur.data.layouts import Source, paired
 from deblur.data.pairs import read_pair
 from deblur.devices import choose_device, resolve_precision
+from deblur.evaluation.controls import RECIPES
 from deblur.evaluation.grid import rows_of
 from deblur.evaluation.journal import Facts, OneProcess, Processes, open_journal
-from deblur.evaluation.metrics import Metric, make_metrics
+from deblur.evaluation.metrics import Metric
 from deblur.evaluation.report import Example, keep_examples, write_panel, write_report
 from deblur.evaluation.results import (
-    add_examples,
     format_changes,
     format_table,
     provenance,
     write_comparison,
+    write_document,
     write_results,
 )
-from deblur.evaluation.scoring import ImagePair, Plan, depends_on, score_images
+from deblur.evaluation.scoring import ImagePair, Plan
 from deblur.evaluation.summary import Summary, summarise
 from deblur.pipeline import DeblurPipeline, load_pipeline
 from deblur.progress import ProgressBar
 from deblur.settings import SamplingSettings
 from deblur.storage import sole_user
-
-__all__ = ["make_metrics", "score_images"]
 
 
 @contextmanager
@@ -197,16 +196,25 @@ def make_plan(
     for metric in metrics.values():
         if metric.reason is not None and processes.is_global_zero:
             print(metric.reason)
-    checkpoint = networks.checkpoint
+    digest = checkpoint_hash(networks.checkpoint) if networks.checkpoint else None
     facts = provenance() | {  # what the numbers depend on, for results.json
         "data": pairs.facts,
         "grid": grid,
         "seed": seed,
-        "checkpoint": {"name": checkpoint, "sha256": checkpoint_hash(checkpoint)} if checkpoint else None,
+        "checkpoint": {"name": networks.checkpoint, "sha256": digest} if digest else None,
         "device": networks.place,
         "precision": networks.precision,
     }
-    dependencies = depends_on(facts, metrics, batch_size, pairs.hashes, pairs.output_hashes)
+    dependencies = {  # what a score depends on besides row and image, for the journal
+        "checkpoint": digest,
+        "seed": seed,
+        "precision": networks.precision,
+        "device": networks.place.partition(":")[0],
+        "batch_size": batch_size or "auto",
+        "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
+        "image": pairs.hashes,
+        "outputs": pairs.output_hashes,
+    }
     return Plan(
         folder=folder,
         images=pairs.images,
@@ -245,7 +253,7 @@ def publish(
     write_results(plan.folder, summary)  # before the examples, which may have to be restored again
     print(format_table(summary))
     examples = keep_examples(plan, summary, first[0].typical if first else summary.typical)
-    add_examples(plan.folder, examples)
+    write_document(plan.folder, summary, examples)
     write_report(plan.folder, {"": (summary, examples)})
     if panel is not None:
         write_panel(plan, summary, Path(panel))

@@ -13,7 +13,7 @@ from torch import Tensor
 from deblur.cli import Stopped
 from deblur.data.files import images
 from deblur.draft import Blurry, Draft
-from deblur.evaluation.controls import RECIPES, control_images
+from deblur.evaluation.controls import control_images
 from deblur.evaluation.grid import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
 from deblur.evaluation.journal import Facts, Journal, Processes, Score
 from deblur.evaluation.metrics import Metric
@@ -178,22 +178,6 @@ class _Batch:
             if (row.key, name) in self.lacking:
                 self.plan.keep(row, name, restored[0])
                 self.plan.journal.add(_score(self.plan.computed, row, name, restored, sharp, seconds))
-
-
-def depends_on(
-    facts: Facts, metrics: Mapping[str, Metric], batch_size: int | None, images: Facts, outputs: Facts
-) -> Facts:
-    """What a score depends on besides row and image, for the journal; `images` and `outputs` are hashes by name."""
-    return {
-        "checkpoint": facts["checkpoint"] and facts["checkpoint"]["sha256"],
-        "seed": facts["seed"],
-        "precision": facts["precision"],
-        "device": facts["device"].partition(":")[0],
-        "batch_size": batch_size or "auto",
-        "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
-        "image": images,
-        "outputs": outputs,
-    }
 
 
 def score_images(plan: Plan) -> None:

@@ -1,9 +1,6 @@
-"""Means over images with 95 % bootstrap intervals, and the verdict on a setting, which is one of them."""
+"""Means over images with 95 % bootstrap intervals."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 from scipy.special import ndtr, stdtrit
@@ -12,12 +9,6 @@ RESAMPLES = 4000
 RECIPE = (
     f"mean over the images; 95 % interval by the bootstrap over images, {RESAMPLES} resamples from the run's seed, "
     "percentiles expanded for small samples (Hesterberg 2015); differences are to the predictor, paired by image"
-)
-VERDICT_RECIPE = (
-    "a setting is perceptual where the 95 % intervals of its LPIPS minus that of both controls at its own PSNR lie "
-    "below 0, paired by image: yes; no where one lies at or above 0; unclear otherwise. A control's LPIPS at a PSNR is "
-    "linear between its strengths, the lowest where its curve has that PSNR twice, and that of its highest PSNR where "
-    "the setting's is higher"
 )
 
 
@@ -29,21 +20,6 @@ class Estimate:
     low: float | None
     high: float | None
     n: int
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a setting is perceptual.
-
-    Attributes:
-        perceptual: yes, no, unclear (too few images for the difference), or unknown (it cannot be decided).
-        differences: control -> LPIPS of the setting minus the control's at equal PSNR; below 0 is better.
-        missing: why `perceptual` is unknown.
-    """
-
-    perceptual: Literal["yes", "no", "unclear", "unknown"]
-    differences: dict[str, Estimate]
-    missing: str | None = None
 
 
 def estimates(values: np.ndarray, seed: int = 0) -> list[Estimate]:
@@ -74,56 +50,3 @@ def estimates(values: np.ndarray, seed: int = 0) -> list[Estimate]:
         Estimate(mean, float(low), float(high), n) if whole else Estimate(mean, None, None, n)
         for mean, low, high, whole in zip(means, lows, highs, finite, strict=True)
     ]
-
-
-def at_equal_psnr(psnr: float, curve: Sequence[tuple[float, float]]) -> float:
-    """A control's LPIPS at a given PSNR.
-
-    Args:
-        psnr: in dB.
-        curve: (PSNR, LPIPS) of one image at each strength, starting with 0.
-
-    Returns:
-        Linear interpolation between strengths; the lowest value if the curve has that PSNR twice. Above the highest
-        PSNR of the curve, the LPIPS there, since no control comes closer. nan if a PSNR is not finite or is below the
-        whole curve, where stronger controls would be needed.
-    """
-    points = np.array(curve, dtype=float)
-    if not np.isfinite(points).all() or not np.isfinite(psnr):
-        return float("nan")
-    best = points[:, 0].argmax()
-    if psnr >= points[best, 0]:
-        return float(points[best, 1])
-    crossings = []
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if min(x0, x1) <= psnr <= max(x0, x1):
-            share = (psnr - x0) / (x1 - x0) if x1 != x0 else np.array([0.0, 1.0])
-            crossings.append(np.min(y0 + share * (y1 - y0)))
-    return float(min(crossings, default=float("nan")))
-
-
-def judge(
-    scores: Sequence[tuple[float, float]], curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], seed: int = 0
-) -> Verdict:
-    """Decide whether one setting is perceptual, by VERDICT_RECIPE.
-
-    Args:
-        scores: (PSNR, LPIPS) of the setting on each image.
-        curves: control -> its curve for each of the same images, as in `at_equal_psnr`.
-        seed: of the bootstrap.
-    """
-    gaps = np.array(
-        [
-            [lpips - at_equal_psnr(psnr, curve) for (psnr, lpips), curve in zip(scores, of_images, strict=True)]
-            for of_images in curves.values()
-        ]
-    )
-    off = int(np.isnan(gaps).any(axis=0).sum())
-    if off:
-        return Verdict("unknown", {}, f"there is no control at its PSNR for {off} of {len(scores)} images")
-    differences = dict(zip(curves, estimates(gaps.T, seed), strict=True))
-    if len(scores) < 2:
-        return Verdict("unknown", differences, "a single image has no interval")
-    if all(difference.high < 0 for difference in differences.values()):
-        return Verdict("yes", differences)
-    return Verdict("no" if any(difference.low >= 0 for difference in differences.values()) else "unclear", differences)

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 
 from deblur.cli import escaped
+from deblur.evaluation.controls import Verdict, judge
 from deblur.evaluation.grid import BLURRY, CONTROLS, LABELS, PREDICTOR, SHARP, Row
 from deblur.evaluation.journal import Facts
 from deblur.evaluation.metrics import Metric
 from deblur.evaluation.scoring import Plan
-from deblur.evaluation.statistics import Estimate, Verdict, estimates, judge
+from deblur.evaluation.statistics import Estimate, estimates
 
 NOTHING = Estimate(None, None, None, 0)
 

@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 from skimage import data
 
+from deblur.evaluation.controls import Verdict
 from deblur.evaluation.grid import LABELS, Row
 from deblur.evaluation.metrics import METRICS, Metric
-from deblur.evaluation.statistics import Estimate, Verdict
+from deblur.evaluation.statistics import Estimate
 from deblur.evaluation.summary import Example, RowSummary, Summary, choose_examples
 from deblur.settings import SamplingSettings
 

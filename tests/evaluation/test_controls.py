@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from deblur.evaluation.controls import control_images, noise_shape, sharpen
+from deblur.evaluation.controls import at_equal_psnr, control_images, judge, noise_shape, sharpen
 from deblur.evaluation.grid import LABELS, NOISED, SHARPENED, STRENGTHS
-from deblur.evaluation.statistics import at_equal_psnr, judge
 
 
 def test_sharpening_amplifies_a_wave_by_what_the_gaussian_takes():

@@ -12,10 +12,9 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from skimage.transform import ProjectiveTransform, warp
 
 from deblur.evaluation import metrics as module
-from deblur.evaluation.alignment import Aligned
 from deblur.evaluation.metrics import METRICS, Column, make_metrics
-from deblur.evaluation.niqe import Niqe, block_features, fit, half
-from deblur.evaluation.pixels import MetricError, psnr, ssim
+from deblur.evaluation.perceptual import Niqe, block_features, fit_gaussian, halved
+from deblur.evaluation.pixels import Aligned, MetricError, psnr, ssim
 from evaluate import Evaluation
 from tests.conftest import ASSETS
 from tests.evaluation.document import RESTORED, SHARP, tensor
@@ -139,7 +138,7 @@ def test_a_moved_and_darker_copy_scores_well_only_after_alignment():
 
 
 def test_without_opencv_the_scores_say_what_is_missing(monkeypatch):
-    monkeypatch.setattr("deblur.evaluation.alignment.cv2", None)
+    monkeypatch.setattr("deblur.evaluation.pixels.cv2", None)
     made = make_metrics(["psnr_aligned"])["psnr_aligned"]
     assert made.recipe is None
     assert "pip install opencv-python-headless" in made.reason
@@ -243,7 +242,7 @@ def test_the_fit_finds_the_distribution_that_values_were_drawn_from(shape, left,
     random = np.random.default_rng(0)
     size = np.where(random.random((1, 400, 400)) < left / (left + right), -left, right)
     drawn = size * np.abs(gennorm.rvs(shape, size=size.shape, random_state=random))
-    assert [found.item() for found in fit(drawn)] == pytest.approx([shape, left, right], rel=0.05)
+    assert [found.item() for found in fit_gaussian(drawn)] == pytest.approx([shape, left, right], rel=0.05)
 
 
 def test_features_are_of_blocks_row_by_row():
@@ -252,7 +251,7 @@ def test_features_are_of_blocks_row_by_row():
     features = block_features(noise, 96)
     assert features.shape == (6, 18)
     assert features[:, 1].argmin() == 3
-    assert half(np.full((8, 12), 7.0)) == pytest.approx(np.full((4, 6), 7.0))
+    assert halved(np.full((8, 12), 7.0)) == pytest.approx(np.full((4, 6), 7.0))
 
 
 def test_what_niqe_cannot_score_says_why():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
-from deblur.evaluation.controls import RECIPES
+from deblur.evaluation.controls import RECIPES, VERDICT_RECIPE, Verdict
 from deblur.evaluation.report import write_report
-from deblur.evaluation.statistics import VERDICT_RECIPE, Estimate, Verdict
+from deblur.evaluation.statistics import Estimate
 from deblur.evaluation.summary import RowSummary
 from tests.evaluation.document import FACTS, REASON, of_rows, summary_of, write_examples
 
