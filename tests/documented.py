@@ -11,7 +11,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *CARDS]
 EXCEPTIONS = {
     "make ": "installs, or runs what stands below it",
     "python -m pytest": "is what runs this",
-    "python -m ruff": "is make lint",
     "python -m tools.batch": "a cluster; tests/batch runs it on a local Ray",
     "python sample.py photo.jpg --checkpoint user/name@v1": "downloads",
     "python sample.py photo.jpg --checkpoint deployed/trt": "needs TensorRT",

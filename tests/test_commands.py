@@ -283,7 +283,7 @@ def test_the_page_starts_answers_and_ends(there, capfd, line):
 def test_the_python_of_the_pages(there, capsys):
     there.run(next(one for one in RUN if one.startswith(MADE["runs/demo/checkpoint"])))
     found = [block for block in blocks(("python",)) if block[0] not in ("extend.md", "deployment.md")]  # have their own
-    assert len(found) == 3
+    assert len(found) == 2
     for _, code in found:
         exec(code, {"restored": torch.rand(1, 3, 40, 40), "sharp": torch.rand(1, 3, 40, 40)})
     assert Path("restored.png").is_file()
