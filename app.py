@@ -23,8 +23,23 @@ if TYPE_CHECKING:
 SHARED = ("checkpoint", "device", "precision", "provider", "classes", "memory", "metadata")  # flags of sample.py
 
 
+def serve(served: Served, options: Options) -> None:
+    """Serve the page until Ctrl-C."""
+    if served.host not in LOCAL and served.auth is None:
+        print(f"app.py: warning: everybody who reaches {served.host} can use the page: give --auth", file=sys.stderr)
+    with TemporaryDirectory(prefix="deblur-", ignore_cleanup_errors=True) as folder:
+        page = start(served, options, Path(folder))
+        try:
+            pipeline, names = page.actions.restorer.pipeline, ", ".join(page.actions.restorers)
+            print(f"{names} on {pipeline.place}, {pipeline.precision}: {page.local_url} (Ctrl-C ends it)", flush=True)
+            page.block_thread()
+        finally:
+            page.actions.visits.close_all()  # which stops their runs
+            page.close(verbose=False)
+
+
 def start(served: Served, options: Options, folder: Path) -> "Page":
-    """`deblur.tools.web.page.serve`; a wrong checkpoint is said before the slow imports."""
+    """The page, served in a thread, with its files in a folder; a wrong checkpoint is said before the slow imports."""
     if options.checkpoint:
         stored_index(options.checkpoint)
     # What gradio reads when it is imported.
@@ -44,24 +59,9 @@ def parsed(args: list[str]) -> tuple[Served, Options]:
     return Served(**values), Options("", **shared)
 
 
-def _main(args: list[str]) -> None:
-    served, options = parsed(args)
-    if served.host not in LOCAL and served.auth is None:
-        print(f"app.py: warning: everybody who reaches {served.host} can use the page: give --auth", file=sys.stderr)
-    with TemporaryDirectory(prefix="deblur-", ignore_cleanup_errors=True) as folder:
-        page = start(served, options, Path(folder))
-        try:
-            pipeline, names = page.actions.restorer.pipeline, ", ".join(page.actions.restorers)
-            print(f"{names} on {pipeline.place}, {pipeline.precision}: {page.local_url} (Ctrl-C ends it)", flush=True)
-            page.block_thread()
-        finally:
-            page.actions.visits.close_all()  # which stops their runs
-            page.close(verbose=False)
-
-
 def main(args: list[str] | None = None) -> int:
-    """Serve the page until Ctrl-C, and return the exit code; wrong input is reported in one sentence on stderr."""
-    return run_command("app.py", lambda: _main(sys.argv[1:] if args is None else args), "stopped")
+    """Run the command line and return its exit code; wrong input is reported in one sentence on stderr."""
+    return run_command("app.py", lambda: serve(*parsed(sys.argv[1:] if args is None else args)), "stopped")
 
 
 if __name__ == "__main__":

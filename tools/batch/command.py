@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
@@ -33,16 +33,37 @@ LOOPBACK_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on any system: Ra
 
 
 def restore(source: str, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
-    """Check what can be checked at once, then `run`, with its arguments, result and errors."""
+    """Restore the images of a place that are not done.
+
+    Args:
+        source: a folder or bucket prefix.
+        options: as for sample.py; its output is the target, a folder or bucket prefix.
+        numbers: sampling settings by field of `SamplingSettings`; the others come from the preset.
+        flags: all other flags.
+
+    Returns:
+        The number of images that could not be restored; each has a row with its error in the target's manifest.parquet.
+
+    Raises:
+        ValueError, OSError: nothing can be restored, or the job cannot continue.
+    """
     if find_spec("ray") is None:
         raise ValueError(NEEDED)
     check_settings(options.checkpoint or PRETRAINED, options.preset, numbers)
     variables = WITHOUT_REPORTS if flags.cluster else WITHOUT_REPORTS | LOOPBACK_ALONE
     os.environ.update(variables | dict(os.environ))  # Ray reads them at import
     with watched(options.output):
-        from deblur.tools.batch.run import run  # not at the top: Ray and torch take seconds to import
+        from deblur.tools.batch import run  # not at the top: Ray and torch take seconds to import
 
-        return run(source, options, numbers, flags)
+        run.require_listening(flags.cluster)
+        batch = run.Batch.of(source, options, numbers)
+        images = run.images_of(batch.source, options)
+        batch.require_target()
+        with closing(run.ManifestTable(batch.target)) as manifest, run.connected(flags.cluster):
+            job = run.Job(batch, images, manifest, flags)  # its first worker tells which images are done
+            for finished in job.restorations():  # of chunks of images, by the other workers
+                job.record(finished)
+        return job.report()
 
 
 @contextmanager

@@ -56,6 +56,19 @@ class Batch:
     source: Place
     target: Place
 
+    @classmethod
+    def of(cls, source: str, options: Options, numbers: dict[str, Any]) -> "Batch":
+        """A batch from one place to another, with a checkpoint that workers find: they run in another folder."""
+        if options.checkpoint and os.path.exists(options.checkpoint):
+            options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))
+        return cls(options, numbers, Place(source), Place(options.output))
+
+    def require_target(self) -> None:
+        """Raise ValueError or StoreError unless the target can be written to, and lies outside the source."""
+        if self.source.contains(self.target):
+            raise ValueError(f"{self.target.url} lies in {self.source.url}, which is read: choose another target")
+        self.target.write({f"{PARTS_FOLDER}/try": b""})
+
 
 class Worker:
     """A process that reads chunks of images from one place and writes their restorations to another."""
@@ -123,43 +136,6 @@ def manifest_row(row: dict[str, Any], **facts: Any) -> dict[str, Any]:
     return row_values({"image": row["key"], "bytes": row["bytes"], "modified": row["modified"]} | facts)
 
 
-def run(source: str, options: Options, numbers: dict[str, Any], flags: Flags) -> int:
-    """Restore the images that are not done.
-
-    Args:
-        source: a folder or bucket prefix.
-        options: as for sample.py; its output is the target, a folder or bucket prefix.
-        numbers: sampling settings by field of `SamplingSettings`; the others come from the preset.
-        flags: all other flags.
-
-    Returns:
-        The number of images that could not be restored; each has a row with its error in the target's manifest.parquet.
-
-    Raises:
-        ValueError, OSError: nothing can be restored, or the job cannot continue.
-    """
-    if options.checkpoint and os.path.exists(options.checkpoint):
-        options = replace(options, checkpoint=str(Path(options.checkpoint).resolve()))  # workers run in another folder
-    require_listening(flags.cluster)
-    batch = Batch(options, numbers, Place(source), Place(options.output))
-    rows = images_of(batch.source, options)
-    if batch.source.contains(batch.target):
-        raise ValueError(f"{batch.target.url} lies in {batch.source.url}, which is read: choose another target")
-    batch.target.write({f"{PARTS_FOLDER}/try": b""})  # fails at once if the target cannot be written to
-    manifest = ManifestTable(batch.target)
-    try:
-        with connected(flags.cluster):
-            failures, summary = _restore_all(rows, batch, manifest, flags)
-    finally:
-        manifest.close()
-    for failure in sorted(failures)[:LARGEST_LIST]:
-        print(f"batch: error: {failure}", file=sys.stderr)
-    if len(failures) > LARGEST_LIST:
-        print(f"batch: and {len(failures) - LARGEST_LIST} more, with their errors in the manifest", file=sys.stderr)
-    print(summary)
-    return len(failures)
-
-
 def images_of(place: Place, options: Options) -> list[dict[str, Any]]:
     """For each image of a place its `key`, `bytes`, `modified` and `target`; says which formats are skipped.
 
@@ -222,41 +198,59 @@ def connected(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def _restore_all(
-    rows: Sequence[dict[str, Any]], batch: Batch, manifest: ManifestTable, flags: Flags
-) -> tuple[list[str], str]:
-    """Run the workers on what the manifest lacks; returns a sentence for each failure, and a summary."""
-    workers, resources = share(ray.cluster_resources(), batch.options, flags)
-    start = partial(ray.remote(**resources)(Worker).remote, batch)
-    first = start()  # it describes the batch: this machine may have another device and precision
-    facts, title, remarks, extras = answer(first.describe.remote())
-    for remark in remarks:
-        print(f"batch: {remark}", file=sys.stderr)
-    rows = named_rows(rows, extras, batch, manifest)
-    done = set() if batch.options.overwrite else manifest.done(rows, facts)
-    todo = [row for row in rows if row["key"] not in done]
-    print(f"{title}workers: {workers}")
-    size = batch.options.batch_size or max(1, min(IMAGES_AT_ONCE, len(todo) // (4 * workers)))
-    chunks = [todo[i : i + size] for i in range(0, len(todo), size)]
-    crew = [first, *(start() for _ in range(1, min(workers, len(chunks))))]
-    failures, warned = [], 0
-    with ProgressBar(total=len(todo), unit="image") as bar:
-        for finished, reason in results(chunks, crew, start):
-            images = [row | row_values(facts) for row in finished]
-            manifest.add(images)
-            failures += [f"{batch.source.url}/{row['image']} {row['error']}" for row in images if row.get("error")]
-            warned += sum(bool(row.get("faults")) for row in images)
-            bar.update(len(images))
-            if reason:
-                raise OSError(reason)
-    if done and not todo:
-        return failures, f"all {len(done)} done before"
-    parts = [f"wrote {len(todo) - len(failures)} of {len(todo)} images to {batch.target.url}"]
-    if done:
-        parts.append(f"{len(done)} done before")
-    if warned:
-        parts.append(f"{warned} with a warning (faults in the manifest)")
-    return failures, ", ".join(parts)
+class Job:
+    """The images of a batch that are not done, the workers that restore them, and what became of them."""
+
+    def __init__(self, batch: Batch, images: Sequence[dict[str, Any]], manifest: ManifestTable, flags: Flags):
+        self.batch, self.manifest = batch, manifest
+        self.failures, self.warned = [], 0
+        workers, resources = share(ray.cluster_resources(), batch.options, flags)
+        self.start = partial(ray.remote(**resources)(Worker).remote, batch)
+        first = self.start()  # it describes the batch: this machine may have another device and precision
+        self.facts, title, remarks, extras = answer(first.describe.remote())
+        for remark in remarks:
+            print(f"batch: {remark}", file=sys.stderr)
+        rows = named_rows(images, extras, batch, manifest)
+        self.done = set() if batch.options.overwrite else manifest.done(rows, self.facts)
+        self.todo = [row for row in rows if row["key"] not in self.done]
+        print(f"{title}workers: {workers}")
+        size = batch.options.batch_size or max(1, min(IMAGES_AT_ONCE, len(self.todo) // (4 * workers)))
+        self.chunks = [self.todo[i : i + size] for i in range(0, len(self.todo), size)]
+        self.workers = [first, *(self.start() for _ in range(1, min(workers, len(self.chunks))))]
+
+    def restorations(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the manifest's rows of a chunk when it is finished. OSError: nothing can be written."""
+        with ProgressBar(total=len(self.todo), unit="image") as bar:
+            for rows, reason in results(self.chunks, self.workers, self.start):
+                yield rows
+                bar.update(len(rows))
+                if reason:
+                    raise OSError(reason)
+
+    def record(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add finished images to the manifest."""
+        rows = [row | row_values(self.facts) for row in rows]
+        self.manifest.add(rows)
+        self.failures += [f"{self.batch.source.url}/{row['image']} {row['error']}" for row in rows if row.get("error")]
+        self.warned += sum(bool(row.get("faults")) for row in rows)
+
+    def report(self) -> int:
+        """Print the failures and a summary. Returns how many images could not be restored."""
+        for failure in sorted(self.failures)[:LARGEST_LIST]:
+            print(f"batch: error: {failure}", file=sys.stderr)
+        if (more := len(self.failures) - LARGEST_LIST) > 0:
+            print(f"batch: and {more} more, with their errors in the manifest", file=sys.stderr)
+        if self.done and not self.todo:
+            print(f"all {len(self.done)} done before")
+            return 0
+        written = len(self.todo) - len(self.failures)
+        parts = [f"wrote {written} of {len(self.todo)} images to {self.batch.target.url}"]
+        if self.done:
+            parts.append(f"{len(self.done)} done before")
+        if self.warned:
+            parts.append(f"{self.warned} with a warning (faults in the manifest)")
+        print(", ".join(parts))
+        return len(self.failures)
 
 
 def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int, dict[str, float]]:
