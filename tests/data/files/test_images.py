@@ -263,17 +263,22 @@ def test_heif_in_and_out(tmp_path):
     assert kept.get(ExifTags.Base.Orientation, 1) == 1
 
 
+@pytest.mark.parametrize("given", [torch.uint8, torch.uint16])
 @pytest.mark.parametrize(
-    ("suffix", "depth", "expected"), [("png", 16, 16), ("tif", 16, 16), ("jpg", 16, 8), ("tif", 8, 8)]
+    ("suffix", "depth", "expected"),
+    [("png", 16, 16), ("tif", 16, 16), ("jpg", 16, 8), ("bmp", 16, 8), ("tif", 8, 8), ("webp", None, 8)],
 )
-def test_another_depth_or_format_when_told(tmp_path, suffix, depth, expected):
-    values = torch.rand(3, 5, 4)
-    like = images.ImageFile((values * 255).round().byte(), alpha=torch.full((1, 5, 4), 200, dtype=torch.uint8))
+def test_another_depth_or_format_when_told(tmp_path, suffix, depth, expected, given):
+    values, share, most = torch.rand(3, 5, 4), 200 / 255, torch.iinfo(given).max
+    like = images.ImageFile((values * most).round().to(given), torch.full((1, 5, 4), round(share * most), dtype=given))
     images.write(tmp_path / f"a.{suffix}", values, like, depth)
     again = images.read_file(tmp_path / f"a.{suffix}")
     assert again.pixels.dtype == (torch.uint16 if expected == 16 else torch.uint8)
+    assert (again.alpha is None) == (suffix in ("jpg", "bmp"))
+    wanted = values if again.alpha is not None else values * share + 1 - share  # on white
     if suffix != "jpg":
-        assert (again.values - values).abs().max() < 0.51 / (2**expected - 1)
+        assert (again.values - wanted).abs().max() < 0.51 / (2**expected - 1)
+    if again.alpha is not None:
         assert (again.alpha.float() * 255 / torch.iinfo(again.alpha.dtype).max == 200).all()
 
 
