@@ -23,7 +23,7 @@ from tests.tiny import tiny_pipeline
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # which takes long to start
 
 HOW = ["--steps", "1", "--precision", "fp32", "--device", "cpu", "--seed", "3"]
-COUNT, DAMAGED, FATAL = 200, "a/b/bad.png", "b/199.png"
+COUNT, DAMAGED, FATAL = 200, "a/b/bad.png", "b/196.png"
 
 
 @pytest.fixture(scope="module")
