@@ -141,7 +141,7 @@ def test_a_predictor_alone_is_saved_loaded_and_only_predicts(tmp_path, blurry):
         alone(blurry)
 
 
-TWO_STEPS = [{"num_samples": 3, "average": True}, {"num_samples": 2}, {"blend": 0.5}]
+TWO_STEPS = [{"num_samples": 3, "average": True, "blend": 0.8}, {"num_samples": 2}, {"blend": 0.5}]
 EVERY_KIND = [SamplingSettings("ddpm", "cosine", 7), *(SamplingSettings(steps=2, **own) for own in TWO_STEPS)]
 EVERY_KIND += [SamplingSettings("dpmsolver++", "log_snr", 5), SamplingSettings("unipc", steps=4)]
 EVERY_KIND += [SamplingSettings(eta=1.0, steps=3), SamplingSettings(blend=0.0, num_samples=2)]
