@@ -16,7 +16,7 @@ from deblur.draft import Blurry
 from deblur.image_processor import size_of
 from deblur.models.networks.base import IdentityPredictor, ZeroPredictor
 from deblur.models.networks.unet import UNetPredictor
-from deblur.pipeline import Area, DeblurPipeline, read_pipeline
+from deblur.pipeline import Area, DeblurPipeline, noise_generator, read_pipeline
 from deblur.settings import SamplingSettings, sharing_samples
 from deblur.working_size import WorkingSize
 from tests.conftest import fresh
@@ -105,6 +105,18 @@ def test_noise_is_an_image_s_own_whatever_the_batch_or_order(blurry, sampler):
     assert torch.equal(both["a"], turned["a"]) and torch.equal(both["b"], turned["b"])
     assert torch.equal(both["b"], alone["b"]) and not torch.equal(both["b"], run(blurry[1:], ["c"])["c"])
     assert not torch.equal(both["b"][0], both["b"][1])
+
+
+def test_a_sample_starts_from_the_noise_of_its_number_however_many_the_one_before_drew(blurry):
+    pipeline, calls = tiny_pipeline(), []
+    pipeline.denoiser.register_forward_pre_hook(lambda _, inputs: calls.append((inputs[0].clone(), inputs[2])))
+    for steps in (2, 3):
+        calls.clear()
+        pipeline(blurry, SamplingSettings("ddpm", steps=steps, num_samples=2), seed=5, names=["a", "b"])
+        for k, (r_t, alpha_bar) in enumerate(calls[::steps]):
+            generators = [noise_generator(5, name, k) for name in ("a", "b")]
+            noise = torch.stack([torch.randn(3, 21, 30, generator=generator) for generator in generators])
+            torch.testing.assert_close(r_t, (1 - alpha_bar).sqrt().view(-1, 1, 1, 1) * noise)
 
 
 def test_mean_std_and_blend(blurry):
