@@ -70,6 +70,9 @@ def test_samples_that_are_no_alpha_stay_what_they_are(tmp_path, dtype, kinds):
     page = tifffile.TiffFile(again(tmp_path / "a.tif", ".tif")).pages.first
     assert [kind.name.lower() for kind in page.extrasamples] == kinds
     assert np.array_equal(page.asarray(), array)
+    most = 255 if dtype is np.uint16 else 65535  # of the other depth
+    other = tifffile.imread(again(tmp_path / "a.tif", ".tif", depth=most.bit_length()))
+    assert np.abs(other - array * (most / np.iinfo(dtype).max)).max() < 0.51
     assert not remarks(tmp_path / "a.tif", ".tif")
     assert "neither colours nor transparency" in remarks(tmp_path / "a.tif", ".png")
 
