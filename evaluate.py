@@ -126,19 +126,16 @@ def evaluate(flags: Evaluation) -> None:
 
     output = Path(flags.output)
     with run.sharing(output) as processes:
-        pairs = run.read_pairs(flags.data, flags.split, flags.variant, flags.limit, flags.outputs, processes)
+        pairs = run.read_pairs(flags, processes)
         metrics = make_metrics(flags.metric_names, pairs.texts, flags.language)
-        what = {"grid": flags.grid, "with_controls": flags.controls, "keeps_images": flags.images}
-        what |= {name: getattr(flags, name) for name in ("seed", "batch_size", "overwrite")}
         evaluated = {}
         for letter, checkpoint in flags.checkpoints_by_letter.items():
-            where = flags.device, flags.precision, flags.provider, flags.classes
-            networks = run.load_networks(checkpoint, *where, processes)
-            plan = run.make_plan(output / letter, pairs, networks, metrics, settings, processes, **what)
+            networks = run.load_networks(flags, checkpoint, processes)
+            plan = run.make_plan(flags, output / letter, pairs, networks, metrics, settings, processes)
             scoring.score_images(plan)
-            evaluated[letter] = run.publish(plan, flags.panel, flags.save_presets, evaluated.get("A"))
+            evaluated[letter] = run.publish(flags, plan, evaluated.get("A"))
         if flags.checkpoints and processes.is_global_zero:
-            run.compare(output, evaluated, flags.seed)
+            run.compare(flags, evaluated)
 
 
 def check(flags: Evaluation) -> list[SamplingSettings]:

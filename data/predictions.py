@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deblur.data.files import images
 from deblur.data.layouts import DatasetError, Pair
-from deblur.storage import replacing
+from deblur.storage import write_json
 
 FACTS = "predictor.json"
 LEAST, MOST = -10.0, 2.0  # beyond them a size is far below an 8-bit level, or larger than the images' range
@@ -59,7 +59,7 @@ class Predictions:
                 f"{root} has no predictions of its {split} split: make them by python -m tools.make_pairs {root}"
                 f" --predict CHECKPOINT --split {split} --variant {variant}, or omit data.predictions."
             )
-        return cls(folder, Predictor(**json.loads((folder / FACTS).read_text())))
+        return cls(folder, Predictor(**json.loads((folder / FACTS).read_text(encoding="utf-8"))))
 
     def files(self, name: str) -> dict[str, Path]:
         """The files of a pair, by what they hold."""
@@ -88,7 +88,7 @@ class Predictions:
         """Make the folder, to be filled by `write`. DatasetError if it holds another predictor's."""
         file = self.folder / FACTS
         if file.is_file():
-            stored = Predictor(**json.loads(file.read_text()))
+            stored = Predictor(**json.loads(file.read_text(encoding="utf-8")))
             if (stored.sha256, stored.stages) != (self.predictor.sha256, self.predictor.stages):
                 stages = "" if stored.stages is None else f", {stored.stages} of its stages"
                 raise DatasetError(
@@ -96,9 +96,7 @@ class Predictions:
                     " remove it."
                 )
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as part:
-            part.write_text(json.dumps(asdict(self.predictor), indent=2) + "\n")
+        write_json(file, asdict(self.predictor))
 
     def write(self, name: str, x_init: Tensor, log_size: Tensor | None) -> None:
         """Store the prediction of a pair: x_init (3, H, W) in [0, 1], log_size (1, H, W)."""

@@ -1,5 +1,6 @@
 """Files and folders that are replaced atomically, and folders that only one process may write to."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -59,6 +60,15 @@ def require_free(folder: Path) -> None:
     """Raise FolderInUse unless a folder can be created: its path does not exist, or is an empty folder."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise FolderInUse(f"{folder} is not an empty folder: give a new one")
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write a JSON file, and missing folders, atomically. Names of files that are not UTF-8 stand in it escaped."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part:
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_yaml(path: str | Path, what: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from deblur.cli import UsageError
-from deblur.storage import replacing
+from deblur.storage import write_json
 
 Facts: TypeAlias = "Mapping[str, str | int | float | bool | Facts | None]"
 
@@ -88,9 +88,7 @@ class Journal:
         if file.is_file():
             self._compare(json.loads(file.read_text(encoding="utf-8")), facts)
         else:
-            with replacing(file) as part:
-                text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
-                part.write_text(text, encoding="utf-8", errors="backslashreplace")
+            write_json(file, facts)
         if self.file.is_file():
             with self.file.open("rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)

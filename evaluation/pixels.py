@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+import kornia
 import numpy as np
 import torch
 from PIL import Image
@@ -117,8 +118,6 @@ def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
 
 def ssim_map(restored: Tensor, sharp: Tensor, levels: float = 255.0) -> Tensor:
     """SSIM by SSIM_RECIPE where the window fits inside: (N, C, H, W) in [0, levels] -> (N, C, H-10, W-10)."""
-    import kornia  # not at the top: panels, which need no SSIM, import this module
-
     with full_precision():
         return kornia.metrics.ssim(restored, sharp, WINDOW, levels, eps=0.0, padding="valid")
 

@@ -36,9 +36,7 @@ def provenance() -> Facts:
 
 def write_results(folder: Path, summary: Summary) -> None:
     """Write results.csv, per_image.parquet and results.json into an existing folder."""
-    with replacing(folder / "results.csv") as part:
-        lines = [_line(row, summary) for row in summary.rows]
-        pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g", lineterminator="\n")
+    _write_csv(folder / "results.csv", [_line(row, summary) for row in summary.rows])
     reasons = [
         "; ".join(f"{metric}: {why}" for metric, why in missing.items()) or None
         for missing in summary.scores["missing"]
@@ -46,6 +44,11 @@ def write_results(folder: Path, summary: Summary) -> None:
     with replacing(folder / "per_image.parquet") as part:
         summary.scores.assign(missing=pd.array(reasons, dtype="string")).to_parquet(part, index=False)
     write_document(folder, summary)
+
+
+def _write_csv(file: Path, lines: Sequence[dict[str, Any]]) -> None:
+    with replacing(file) as part:
+        pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g", lineterminator="\n")
 
 
 def write_document(folder: Path, summary: Summary, examples: Sequence[Example] = ()) -> None:
@@ -193,8 +196,7 @@ def write_comparison(first: Summary, second: Summary, output: Path, seed: int = 
         for setting, row in changes.items()
         for name, change in row.items()
     ]
-    with replacing(output / "comparison.csv") as part:
-        pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g")
+    _write_csv(output / "comparison.csv", lines)
     return changes
 
 

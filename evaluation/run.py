@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -35,6 +35,9 @@ from deblur.pipeline import DeblurPipeline, load_pipeline
 from deblur.progress import ProgressBar
 from deblur.settings import SamplingSettings
 from deblur.storage import sole_user
+
+if TYPE_CHECKING:
+    from deblur.evaluate import Evaluation
 
 
 @contextmanager
@@ -86,16 +89,8 @@ class ScoredPairs:
     facts: Facts
 
 
-def read_pairs(
-    data: str, split: str, variant: str, limit: int | None, outputs: str | None, processes: Processes
-) -> ScoredPairs:
-    """The pairs of a split, each read once by the first process.
-
-    Args:
-        data, split, variant: as flags of evaluate.py.
-        limit: at most that many pairs, spread evenly over the list.
-        outputs: folder of images that another program restored.
-        processes: that are told the pairs.
+def read_pairs(flags: "Evaluation", processes: Processes) -> ScoredPairs:
+    """The pairs of a split, or some of them, spread evenly over the list; each is read once by the first process.
 
     Raises:
         DatasetError, ImageError: a pair is missing, or cannot be read.
@@ -103,25 +98,26 @@ def read_pairs(
     """
     if not processes.is_global_zero:
         return processes.broadcast(None)
-    source = Source.named(data)
+    source = Source.named(flags.data)
     root = source.root or source.blurry
-    listing = source.list_pairs(split, variant)
+    split = source.split or flags.split
+    listing = source.list_pairs(flags.split, flags.variant)
     pairs = paired(listing, root)
-    print(f"{source.split or split}: {len(pairs)} pairs of {root} (layout {listing.layout}, variant {listing.variant})")
-    count = min(limit or len(pairs), len(pairs))
+    print(f"{split}: {len(pairs)} pairs of {root} (layout {listing.layout}, variant {listing.variant})")
+    count = min(flags.limit or len(pairs), len(pairs))
     pairs = [pairs[k * len(pairs) // count] for k in range(count)]
     found, hashes = [], {}
     for pair in ProgressBar(pairs, desc="checking the images", unit="pair"):
         size = tuple(read_pair(pair)[0].shape[1:])
         found.append(ImagePair(pair.name, size, partial(read_pair, pair)))
         hashes[pair.name] = hashlib.sha256(pair.blurry.read_bytes() + pair.sharp.read_bytes()).hexdigest()
-    facts = {"root": data, "split": source.split or split, "layout": listing.layout, "variant": listing.variant}
+    facts = {"root": flags.data, "split": split, "layout": listing.layout, "variant": listing.variant}
     facts |= {"images": count, "sha256": hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()}
     texts = Path(root) if Path(root).is_dir() else Path(root).parent
     rows, row_hashes = {}, {}
-    if outputs is not None:
-        label = f"outputs {Path(outputs).resolve().name}"
-        rows[label], row_hashes[label] = _restored_files(outputs, {pair.name: pair.sharp for pair in pairs})
+    if flags.outputs is not None:
+        label = f"outputs {Path(flags.outputs).resolve().name}"
+        rows[label], row_hashes[label] = _restored_files(flags.outputs, {pair.name: pair.sharp for pair in pairs})
     return processes.broadcast(ScoredPairs(texts, found, hashes, rows, row_hashes, facts))
 
 
@@ -152,41 +148,31 @@ class Networks(NamedTuple):
     precision: str
 
 
-def load_networks(
-    checkpoint: str | None, device: str, precision: str, provider: str | None, classes: str | None, processes: Processes
-) -> Networks:
-    """Load a checkpoint onto this process's device; the other arguments are flags of evaluate.py."""
+def load_networks(flags: "Evaluation", checkpoint: str | None, processes: Processes) -> Networks:
+    """Load a checkpoint onto this process's device."""
+    device = flags.device
     chosen = choose_device(device)
     if processes.world_size > 1 and chosen.type == "cuda":
         device = f"cuda:{processes.local_rank}"
         chosen = choose_device(device)
     if checkpoint is None:
-        return Networks(None, None, chosen, str(chosen), resolve_precision(precision, chosen))
-    pipeline = load_pipeline(checkpoint, device, precision, provider, classes or ())
+        return Networks(None, None, chosen, str(chosen), resolve_precision(flags.precision, chosen))
+    pipeline = load_pipeline(checkpoint, device, flags.precision, flags.provider, flags.classes or ())
     return Networks(checkpoint, pipeline, pipeline.device, pipeline.place, pipeline.precision)
 
 
 def make_plan(
+    flags: "Evaluation",
     folder: Path,
     pairs: ScoredPairs,
     networks: Networks,
     metrics: Mapping[str, Metric],
     settings: Sequence[SamplingSettings],
     processes: Processes,
-    grid: str | None = None,
-    seed: int = 0,
-    batch_size: int | None = None,
-    with_controls: bool = True,
-    keeps_images: bool = False,
-    overwrite: bool = False,
 ) -> Plan:
     """What is scored in `folder`, with its journal; errors are raised before anything is restored.
 
-    Args:
-        settings: none: the presets of the checkpoint.
-        grid: the file that they come from, for results.json.
-        overwrite: discard the scores of another evaluation.
-        folder, pairs, networks, metrics, processes, seed, batch_size, with_controls, keeps_images: as in `Plan`.
+    Without settings the presets of the checkpoint are scored.
     """
     if networks.pipeline is not None and not settings:
         presets = networks.pipeline.config.presets
@@ -199,18 +185,18 @@ def make_plan(
     digest = checkpoint_hash(networks.checkpoint) if networks.checkpoint else None
     facts = provenance() | {  # what the numbers depend on, for results.json
         "data": pairs.facts,
-        "grid": grid,
-        "seed": seed,
+        "grid": flags.grid,
+        "seed": flags.seed,
         "checkpoint": {"name": networks.checkpoint, "sha256": digest} if digest else None,
         "device": networks.place,
         "precision": networks.precision,
     }
     dependencies = {  # what a score depends on besides row and image, for the journal
         "checkpoint": digest,
-        "seed": seed,
+        "seed": flags.seed,
         "precision": networks.precision,
         "device": networks.place.partition(":")[0],
-        "batch_size": batch_size or "auto",
+        "batch_size": flags.batch_size or "auto",
         "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
         "image": pairs.hashes,
         "outputs": pairs.output_hashes,
@@ -221,31 +207,24 @@ def make_plan(
         settings=rows_of(settings),
         pipeline=networks.pipeline,
         metrics=metrics,
-        journal=open_journal(folder / "journal", dependencies, processes, overwrite),
-        seed=seed,
+        journal=open_journal(folder / "journal", dependencies, processes, flags.overwrite),
+        seed=flags.seed,
         outputs=pairs.outputs,
-        batch_size=batch_size,
+        batch_size=flags.batch_size,
         device=networks.device,
         processes=processes,
         facts=facts,
-        with_controls=with_controls,
-        keeps_images=keeps_images,
+        with_controls=flags.controls,
+        keeps_images=flags.images,
     )
 
 
 def publish(
-    plan: Plan,
-    panel: str | None = None,
-    as_presets: bool = False,
-    first: tuple[Summary, list[Example]] | None = None,
+    flags: "Evaluation", plan: Plan, first: tuple[Summary, list[Example]] | None = None
 ) -> tuple[Summary, list[Example]] | None:
-    """Write the files of a plan that is scored, in the first process: its results.
+    """Write the files of a plan whose journal is complete, in the first process: its results.
 
-    Args:
-        plan: whose journal is complete.
-        panel: file for the panel; None: none is written.
-        as_presets: whether the best settings become presets of the checkpoint.
-        first: the results that these are compared with, whose typical image is shown of both.
+    `first` are the results that these are compared with, whose typical image is shown of both.
     """
     if not plan.processes.is_global_zero:
         return None
@@ -255,19 +234,20 @@ def publish(
     examples = keep_examples(plan, summary, first[0].typical if first else summary.typical)
     write_document(plan.folder, summary, examples)
     write_report(plan.folder, {"": (summary, examples)})
-    if panel is not None:
-        write_panel(plan, summary, Path(panel))
-    if as_presets:
+    if flags.panel is not None:
+        write_panel(plan, summary, Path(flags.panel))
+    if flags.save_presets:
         presets = {name: row.settings for name, row in summary.presets.items()}
         save_presets(Path(plan.facts["checkpoint"]["name"]), presets)
     print(f"wrote {plan.folder}: open {plan.folder / 'report.html'}")
     return summary, examples
 
 
-def compare(output: Path, evaluated: Mapping[str, tuple[Summary, list[Example]]], seed: int) -> None:
+def compare(flags: "Evaluation", evaluated: Mapping[str, tuple[Summary, list[Example]]]) -> None:
     """Write what two evaluations of the same images and noise differ in, A and B, and their joint report."""
+    output = Path(flags.output)
     (a, _), (b, _) = evaluated.values()
-    changes = write_comparison(a, b, output, seed)
+    changes = write_comparison(a, b, output, flags.seed)
     write_report(output, evaluated, changes)
     names = ", ".join(f"{letter}: {summary.facts['checkpoint']['name']}" for letter, (summary, _) in evaluated.items())
     print(f"{names}; means over the images, 95 % intervals")

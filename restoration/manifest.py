@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deblur.data.files.search import MANIFEST, is_manifest
-from deblur.storage import locked, replacing
+from deblur.storage import locked, write_json
 
 
 class Manifest:
@@ -67,7 +67,7 @@ class Manifest:
         """
         names = self._names(written)
         entry = {"written": names} | facts | _stamp(image)
-        with locked(self.path.with_name(f".{self.path.name}.lock")), replacing(self.path) as part:
+        with locked(self.path.with_name(f".{self.path.name}.lock")):
             before = self._read()
             # A file that is another's by its name alone, such as a_compare.png, takes nothing else of that one with it.
             gone = {key for key, other in before.items() if key == str(image) or names[:1] == other["written"][:1]}
@@ -78,8 +78,7 @@ class Manifest:
                 is_inside = file.parent.resolve().is_relative_to(self.folder.resolve())
                 if is_inside and file.is_file():  # never delete elsewhere, whatever the manifest says
                     file.unlink()
-            text = json.dumps(self.files, indent=1, ensure_ascii=False) + "\n"
-            part.write_text(text, encoding="utf-8", errors="backslashreplace")  # of names that are not UTF-8
+            write_json(self.path, self.files)
 
 
 def _stamp(image: Path) -> dict[str, int]:

@@ -13,7 +13,8 @@ from diffusers import DDPMScheduler
 
 from deblur.models.networks.unet import UNetPredictor
 from deblur.pipeline import DeblurPipeline
-from deblur.tools.benchmarks.record import machine, write_json
+from deblur.storage import write_json
+from deblur.tools.benchmarks.record import machine
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.commands

@@ -13,7 +13,7 @@ from deblur.models.networks.base import Predictor, register_to_config
 from deblur.models.networks.nafnet import SlimDenoiser
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.models.networks.unet import UNetPredictor
-from deblur.tools.benchmarks.speed import step_flops
+from deblur.tools.benchmarks.training import step_flops
 from deblur.training.module import Predict, PredictAndRefine
 from deblur.training.resume import read_checkpoint
 from tests.tiny import fit, module, train_run

@@ -1,12 +1,14 @@
-"""The record of a benchmark: the machine it ran on, a JSON file that is written atomically, and Markdown tables."""
+"""What a benchmark measures with, and its record: the machine it ran on, and the cases measured before."""
 
 import json
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatch
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ import torch
 
 from deblur.devices import core_count
 from deblur.revision import commit
-from deblur.storage import replacing
 
 # Files that can affect a measurement.
 MEASURED_FILES = ":/", ":(top,exclude)tools/benchmarks/results", ":(top,exclude)*.md"
@@ -57,15 +58,7 @@ def chosen_cases(given: str, names: Sequence[str]) -> list[str]:
 
 def stored_cases(path: str) -> dict[str, Any]:
     """What a benchmark that measures in parts wrote to `path` before."""
-    return json.loads(Path(path).read_text()) if Path(path).is_file() else {"cases": {}}
-
-
-def write_json(path: str | Path, result: Any) -> None:
-    """Write `result` to `path`, through a temporary file beside it."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part:
-        part.write_text(json.dumps(result, indent=1) + "\n")
+    return json.loads(Path(path).read_text(encoding="utf-8")) if Path(path).is_file() else {"cases": {}}
 
 
 def processor() -> str:
@@ -74,3 +67,28 @@ def processor() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+@cache
+def matmul_rate(dtype: torch.dtype, device: str, side: int) -> float:
+    """FLOP/s of a square matrix product, an upper bound for networks: the best of twenty runs, measured once."""
+    a, b = torch.randn(2, side, side, device=device).to(dtype)
+    return 2 * side**3 / min(seconds_of(lambda: torch.mm(a, b), device) for _ in range(21))  # one for warm-up
+
+
+def seconds_of(function: Callable[[], object], device: str) -> float:
+    """Time of a call, until the device has finished."""
+    start = time.perf_counter()
+    function()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def peak_memory(device: str) -> int:
+    """Peak memory of this process in bytes: tensors on a GPU, otherwise resident memory; 0 if unknown."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

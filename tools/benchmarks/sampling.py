@@ -23,8 +23,16 @@ from deblur.data.files import images, search
 from deblur.evaluation.pixels import psnr
 from deblur.pipeline import Limits, load_pipeline
 from deblur.settings import SamplingSettings
-from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
-from deblur.tools.benchmarks.timing import matmul_rate, peak_memory, seconds_of
+from deblur.storage import write_json
+from deblur.tools.benchmarks.record import (
+    chosen_cases,
+    in_own_process,
+    machine,
+    matmul_rate,
+    peak_memory,
+    seconds_of,
+    stored_cases,
+)
 
 WORK_OF_CASES = ("predictor", "1", "4", "10", "50")
 LAYOUTS = ("fp32-nchw", "fp32-channels_last", "bf16-channels_last")

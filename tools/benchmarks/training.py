@@ -14,11 +14,17 @@ run in parts.
 import json
 import shlex
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from tqdm import tqdm
 
 from deblur import train
@@ -26,10 +32,17 @@ from deblur.cli import call
 from deblur.data.blur import SyntheticBlur
 from deblur.data.camera import CameraShake
 from deblur.data.files import images
+from deblur.storage import write_json
 from deblur.tools import demo
-from deblur.tools.benchmarks.record import chosen_cases, in_own_process, machine, stored_cases, write_json
-from deblur.tools.benchmarks.speed import WARM_UP_STEPS, step_flops
-from deblur.tools.benchmarks.timing import matmul_rate, peak_memory
+from deblur.tools.benchmarks.record import (
+    chosen_cases,
+    in_own_process,
+    machine,
+    matmul_rate,
+    peak_memory,
+    stored_cases,
+)
+from deblur.training.module import Predict
 
 CONFIGS = {
     "demo": "configs/demo.yaml",
@@ -53,6 +66,7 @@ CASES = [f"{config}/{option}" for config in CONFIGS for option in OPTIONS]
 SMALL_RUN = "--data.patch_size 32 --data.batch_size 2 --data.crops_per_image 1 --data.num_workers 0"
 MATRIX_SIDES = {"cuda": 8192, "cpu": 1024}  # of the matrices used to measure the machine's speed
 PRECISION_TYPES = {"bf16": torch.bfloat16, "16": torch.float16}
+WARM_UP_STEPS = 5  # steps that do not count
 LARGEST_WAITING_SHARE = 0.05  # with a larger share of waiting the data loader limits the speed
 
 
@@ -79,6 +93,25 @@ class Off(Callback):
             batch.update({side: batch[side].contiguous() for side in ("blurry", "sharp")})
 
 
+class Pace(Callback):
+    """Writes the median time of a training step, in seconds, into pace.json of the run's folder.
+
+    `processor_seconds` leaves out pauses and other programs; `seconds` includes the wait for the data loader. The first
+    steps, a warm-up, are not counted.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: Predict) -> None:
+        self.times = [(time.perf_counter(), time.process_time())]
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Predict, outputs, batch: dict, batch_idx: int) -> None:
+        self.times.append((time.perf_counter(), time.process_time()))
+
+    def on_train_end(self, trainer: Trainer, pl_module: Predict) -> None:
+        seconds, processor_seconds = np.median(np.diff(self.times, axis=0)[WARM_UP_STEPS:], axis=0).tolist()
+        pace = {"seconds": seconds, "processor_seconds": processor_seconds}
+        write_json(Path(trainer.default_root_dir, "pace.json"), pace)
+
+
 def measure(case: str, data: str, device: str, steps: int, flags: list[str]) -> dict:
     """Measure one case in this process: medians over `steps` steps after a warm-up."""
     config, option = case.split("/")
@@ -89,7 +122,7 @@ def measure(case: str, data: str, device: str, steps: int, flags: list[str]) -> 
         arguments += ["--trainer.max_steps", length, "--trainer.val_check_interval", length, "--data.val", "null"]
         arguments += ["--model.init_from", "null"]  # the speed does not depend on the weights
         arguments += ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--data.train", data]
-        arguments += ["--trainer.profiler", "simple", "--trainer.callbacks+", "deblur.tools.benchmarks.speed.Pace"]
+        arguments += ["--trainer.profiler", "simple", "--trainer.callbacks+", "deblur.tools.benchmarks.training.Pace"]
         run = train.cli([*arguments, *flags, *OPTIONS[option]])
         seconds = json.loads((Path(folder) / "pace.json").read_text())["seconds"]
     waits = run.trainer.profiler.recorded_durations["[_TrainingEpochLoop].train_dataloader_next"]
@@ -110,6 +143,49 @@ def measure(case: str, data: str, device: str, steps: int, flags: list[str]) -> 
         "patch_size": data_module.patch_size,
         "num_workers": data_module.num_workers,
     }
+
+
+def step_flops(module: Predict, shape: Sequence[int]) -> int:
+    """Floating-point operations of the networks in one training step, forward and backward: 2 per multiply-add.
+
+    The count uses shapes only and leaves weights, random numbers and batch statistics untouched.
+
+    Args:
+        module: the module being trained.
+        shape: (N, 3, H, W) of the crops.
+    """
+    image = torch.empty(*shape, device="meta")
+    flops = _flops(module.predictor, [image])
+    if getattr(module, "denoiser", None) is not None:
+        noisy = image.repeat(module.objective.noises, 1, 1, 1)
+        inputs = noisy, noisy, noisy[:, 0, 0, 0], noisy, noisy[:, :1]
+        flops += _flops(module.denoiser, inputs)
+    return flops
+
+
+def _flops(network: nn.Module, inputs: Sequence[Tensor]) -> int:
+    state = dict(network.named_parameters()) | dict(network.named_buffers())
+    shapes = {name: value.detach().to("meta").requires_grad_(value.requires_grad) for name, value in state.items()}
+    synced = [module for module in network.modules() if isinstance(module, nn.SyncBatchNorm) and module.training]
+    for module in synced:  # in training mode they reject tensors that are not on a GPU
+        module.training = False
+    try:
+        gradients = {torch.ops.aten.convolution_backward: _convolution_gradients}
+        with FlopCounterMode(display=False, custom_mapping=gradients) as counter, torch.enable_grad():
+            output = functional_call(network, shapes, tuple(inputs))
+            if output.requires_grad:
+                output.sum().backward()
+    finally:
+        for module in synced:
+            module.training = True
+    return counter.get_total_flops()
+
+
+def _convolution_gradients(
+    gradient, image, weights, bias, stride, padding, dilation, transposed, extra, groups, wanted, **_
+) -> int:
+    """As many operations as the convolution for each gradient; torch's formula counts grouped convolutions as dense."""
+    return sum(wanted[:2]) * conv_flop_count(image, weights, gradient, transposed)
 
 
 def ratios(cases: dict) -> dict:
