@@ -113,9 +113,12 @@ def test_who_walks_by_a_sharp_wall_is_no_speck(width, height):
     clear[spot] = noise(512, 512, 1)[spot]
     blurry = wall.clone()
     blurry[spot] = (shaken(clear) if height > width else gaussian_blur(clear, [1, 31], [0.01, 8.0]))[spot]
-    share = restored_share(blurry, predicted(blurry + 0.3 * (clear - blurry)), 2.5)
+    prediction = blurry + 0.3 * (clear - blurry)
+    share = restored_share(blurry, predicted(prediction), 2.5)
     assert share[spot].mean() > 0.8
     assert not share[..., :100, :].any()
+    beside = torch.cat([shaken(wall), blurry]), predicted(torch.cat([wall, prediction]))
+    assert torch.allclose(restored_share(*beside, 2.5)[1:], share, atol=1e-4), "with a wholly blurred one in a batch"
 
 
 def test_lights_that_are_streaks_do_not_make_a_shaken_night_sharp():
