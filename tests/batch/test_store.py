@@ -21,7 +21,7 @@ def place(tmp_path):
 
 def row(image, *written, seed=0, error=None):
     facts = FACTS | {"settings": '{"steps": 2}', "seed": seed}
-    return {"image": image, "bytes": 5, "modified": 7, "written": list(written), "error": error} | facts
+    return {"image": image, "bytes": 5, "modified": 7, "written": list(written) or None, "error": error} | facts
 
 
 def image(key, size=5, modified=7, files=None):
@@ -34,7 +34,7 @@ def rows_of(place):
 
 def kept(place, *rows):
     """A manifest with rows, and their files."""
-    place.write({key: b"image" for row in rows for key in row["written"]})
+    place.write({key: b"image" for row in rows for key in row["written"] or []})
     manifest = ManifestTable(place)
     manifest.add(rows)
     manifest.close()
