@@ -193,6 +193,7 @@ def test_synthetic_training_with_real_validation(tmp_path, root):
     data = DeblurDataModule(photos, photos, blur=SHAKE, patch_size=16)
     trainer(tmp_path, max_steps=1).fit(Recorder(), data)
     assert [file.stem for file in data.train_set.items + data.val_set.items] == ["train", "val"]
+    assert data.val_set[0]["name"] == "val", "not val/val: a blur follows its name, here and in a set of that folder"
 
 
 def test_pairs_are_used_as_they_are_where_the_config_blurs(tmp_path, root, caplog):
