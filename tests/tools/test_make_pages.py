@@ -145,12 +145,15 @@ def test_the_text_beside_a_page_is_what_is_read_on_it(kind, tmp_path):
 
 def test_whole_pages_keep_their_text_beside_the_pairs(words):
     pages = make(words, "pages")
+    for part, suffix in ((pages, "png"), (pages / "text", "txt")):
+        (part / "book").mkdir()
+        (part / f"page_0001.{suffix}").rename(part / "book" / f"page_0001.{suffix}")
     (words / "blur.yaml").write_text("data: {blur: {class_path: deblur.data.blur.SyntheticBlur}}")
     flags = ["--config", str(words / "blur.yaml"), "--workers", "1", "--output"]
     make_pairs([str(pages), *flags, str(words / "whole")])
     make_pairs([str(pages), *flags, str(words / "crops"), "--crops", "1", "--size", "32"])
     assert not (words / "crops" / "text").exists()
-    for name in ("page_0000", "page_0001"):
+    for name in ("page_0000", "book/page_0001"):
         assert (words / "whole" / "sharp" / f"{name}.png").is_file()
         text = pages / "text" / f"{name}.txt"
         assert (words / "whole" / "text" / f"{name}.txt").read_text() == text.read_text()
