@@ -42,27 +42,28 @@ def test_a_download_has_the_name_and_the_bytes_of_sample_py(page, visit, tmp_pat
 
 
 def test_many_photographs_are_restored_and_downloaded_together_as_sample_py_writes_them(page, tmp_path):
-    """Each in its own format, depth and with its metadata; of two of one name the second gets another one."""
+    """Each in its own format, depth and with its metadata; of three of one name two get others."""
     random, exif = np.random.default_rng(3), Image.Exif()
     exif[0x010F] = "Camera"
-    for name in ("a.jpg", "b/a.jpg", "c.heic"):
+    for name in ("a.jpg", "b/a.jpg", "c/a.jpg", "c.heic"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.fromarray(random.integers(0, 256, (40, 52, 3), np.uint8)).save(tmp_path / name, exif=exif)
     deep = random.integers(0, 1 << 16, (30, 20, 3), np.uint16)
     (tmp_path / "d.png").write_bytes(imagecodecs.png_encode(deep))
-    values = opened(page, tmp_path / "a.jpg", tmp_path / "b" / "a.jpg", tmp_path / "c.heic", tmp_path / "d.png")
+    values = opened(page, *(tmp_path / name for name in ("a.jpg", "b/a.jpg", "c/a.jpg", "c.heic", "d.png")))
     visit = page.actions.visits.of("somebody")
-    names = ["a.jpg", "a (2).jpg", "c.heic", "d.png"]
+    names = ["a.jpg", "a (2).jpg", "a (3).jpg", "c.heic", "d.png"]
     assert [photo.name for photo in visit.photos] == names
     assert [one["caption"] for one in values[3].value] == names
     with pytest.raises(gr.Error, match=NO_RESULT):
         page.actions.save(None, REQUEST)
-    page.actions.select(clicked(3), REQUEST)
+    page.actions.select(clicked(4), REQUEST)
     run(page)
     assert all(photo.result for photo in visit.photos)
-    assert visit.shown is visit.photos[3], "the one that the visitor looks at"
+    assert visit.shown is visit.photos[4], "the one that the visitor looks at"
     page.actions.look(None, REQUEST, 0.9)
     shutil.copy(tmp_path / "b" / "a.jpg", tmp_path / "a (2).jpg")
+    shutil.copy(tmp_path / "c" / "a.jpg", tmp_path / "a (3).jpg")
     with zipfile.ZipFile(page.actions.save(None, REQUEST)) as archive:
         assert archive.namelist() == names
         for name in names:
