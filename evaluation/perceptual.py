@@ -28,15 +28,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from deblur.evaluation.pixels import (
-    IMAGE,
-    MetricError,
-    check_pair,
-    full_precision,
-    require_finite,
-    require_side,
-    whole_numbers,
-)
+from deblur.evaluation.pixels import IMAGE, MetricError, check_pair, full_precision, require_finite, whole_numbers
 
 Net = Literal["alex", "squeeze"]
 _WEIGHTS = Path(__file__).parents[1] / "pretrained" / "metrics"
@@ -84,8 +76,7 @@ class Lpips:
     @torch.no_grad()
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
         """Distance of each image (N, 3, H, W), about [0, 1], to its ground truth; 0 for equal images."""
-        whole, truth = check_pair(restored, sharp)
-        require_side(sharp, self.least_side, "LPIPS")
+        whole, truth = check_pair(restored, sharp, "LPIPS", self.least_side)
         self.network.to(sharp.device)
         with full_precision():
             features = self._features(whole)
@@ -154,8 +145,7 @@ class Dists:
     @torch.no_grad()
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
         """Distance of each image (N, 3, H, W), about [0, 1], to its ground truth; 0 for equal images."""
-        restored, sharp = check_pair(restored, sharp)
-        require_side(sharp, 16, "DISTS")
+        restored, sharp = check_pair(restored, sharp, "DISTS", 16)
         with full_precision():
             return self.network.to(sharp.device)(restored / 255, sharp / 255).reshape(len(sharp)).clone()
 

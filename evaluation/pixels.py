@@ -81,11 +81,16 @@ def write_png(path: Path, image: Tensor) -> None:
         eight_bits(image).save(part)
 
 
-def check_pair(restored: Tensor, sharp: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, 3, H, W) pairs of about [0, 1] as whole numbers 0..255; MetricError if they cannot be compared."""
+def check_pair(restored: Tensor, sharp: Tensor, metric: str = "", side: int = 1) -> tuple[Tensor, Tensor]:
+    """(N, 3, H, W) pairs of about [0, 1] as whole numbers 0..255.
+
+    Raises MetricError if they cannot be compared, or have fewer than the `side` rows and columns that the metric needs.
+    """
     if restored.shape != sharp.shape or sharp.ndim != 4:
         raise MetricError(f"the restored image is {tuple(restored.shape)} and the sharp one {tuple(sharp.shape)}")
     require_finite(restored)
+    if min(sharp.shape[-2:]) < side:
+        raise MetricError(f"{metric} needs {side} pixels a side and the image is {sharp.shape[-1]}x{sharp.shape[-2]}")
     return whole_numbers(restored), whole_numbers(sharp)
 
 
@@ -93,12 +98,6 @@ def require_finite(restored: Tensor) -> None:
     """Raise MetricError if a value is not finite."""
     if not restored.isfinite().all():
         raise MetricError("the restored image holds values that are not finite")
-
-
-def require_side(image: Tensor, side: int, metric: str) -> None:
-    """Raise MetricError if an image has fewer than `side` rows or columns."""
-    if min(image.shape[-2:]) < side:
-        raise MetricError(f"{metric} needs {side} pixels a side and the image is {image.shape[-1]}x{image.shape[-2]}")
 
 
 @torch.no_grad()
@@ -111,8 +110,7 @@ def psnr(restored: Tensor, sharp: Tensor) -> Tensor:
 @torch.no_grad()
 def ssim(restored: Tensor, sharp: Tensor) -> Tensor:
     """Structural similarity of each image (Wang et al. 2004), at most 1, by SSIM_RECIPE."""
-    restored, sharp = check_pair(restored, sharp)
-    require_side(sharp, WINDOW, "SSIM")
+    restored, sharp = check_pair(restored, sharp, "SSIM", WINDOW)
     return ssim_map(restored, sharp).mean((1, 2, 3))
 
 
@@ -139,8 +137,7 @@ class Aligned:
     @torch.no_grad()
     def __call__(self, restored: Tensor, sharp: Tensor) -> Tensor:
         """Score each image by the recipe."""
-        restored, sharp = check_pair(restored, sharp)
-        require_side(sharp, WINDOW, "alignment")
+        restored, sharp = check_pair(restored, sharp, "alignment", WINDOW)
         values = []
         for image, target in zip(restored / 255, sharp / 255, strict=True):
             aligned, mask = align(image, target)

@@ -217,19 +217,20 @@ def score_images(plan: Plan) -> None:
 def _score_fixed_rows(batch: _Batch) -> None:
     """Score all rows but the settings."""
     plan, (blurry, sharp) = batch.plan, batch.sides
-    batch.score(blurry, Row(BLURRY))
-    batch.score(sharp, Row(SHARP))
+    rows = {row.label: row for row in plan.rows}
+    batch.score(blurry, rows[BLURRY])
+    batch.score(sharp, rows[SHARP])
     for label, files in plan.outputs.items():
         restored = [images.read(files[name]) for name in batch.names]
-        batch.score(torch.stack(restored).to(plan.device), Row(label))
+        batch.score(torch.stack(restored).to(plan.device), rows[label])
     if plan.pipeline is None:
         return
     draft, seconds = batch.drafted(None)
     prediction = draft.predictions
-    batch.score(prediction, Row(PREDICTOR), seconds)
+    batch.score(prediction, rows[PREDICTOR], seconds)
     if plan.with_controls:
         for label, controlled in _controls(batch, blurry, prediction):
-            batch.score(controlled, Row(label), seconds)
+            batch.score(controlled, rows[label], seconds)
 
 
 def batch_size_for(device: str, size: tuple[int, int]) -> int:
