@@ -1,6 +1,7 @@
 """The project's scripts in processes of their own, forked from one that has imported all and computed nothing."""
 
 import atexit
+import gc
 import multiprocessing
 import os
 import random
@@ -112,6 +113,7 @@ def until(condition: Callable[[], bool], command: Command) -> None:
 def _run(script: str, arguments: list[str], folder: str, environment: dict, said: Path, fatal: tuple | None) -> None:
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT), descriptor)
+    gc.freeze()  # what was imported stays
     multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
     # Forked, torch makes its pool of threads anew at the next call, and not safely where several threads call first.
     torch.set_num_threads(1)
