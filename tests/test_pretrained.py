@@ -17,7 +17,6 @@ from tests import golden
 from tests.conftest import ASSETS, ROOT
 
 pytestmark = pytest.mark.commands
-EXAMPLES = ROOT / "docs" / "examples"
 
 
 def gradient_energy(image: torch.Tensor) -> float:
@@ -45,8 +44,10 @@ def test_by_default_a_sample_is_blended_with_the_prediction(name):
 
 
 def test_a_really_blurred_photograph_gets_sharper(tmp_path):
-    assert sample.main([str(EXAMPLES / "rsblur_2.jpg"), "--output", str(tmp_path), "--preset", "fidelity"]) == 0
-    blurry, restored = (images.read(folder / "rsblur_2.jpg") for folder in (EXAMPLES, tmp_path))
+    blurry = images.read(ROOT / "docs" / "examples" / "rsblur_2.jpg")[:, 100:228, 150:278]
+    images.write(tmp_path / "photo.png", blurry)
+    assert sample.main([str(tmp_path / "photo.png"), "--output", str(tmp_path / "out"), "--preset", "fidelity"]) == 0
+    restored = images.read(tmp_path / "out" / "photo.png")
     assert restored.shape == blurry.shape
     assert gradient_energy(restored) > 1.1 * gradient_energy(blurry)
     assert (restored - blurry).mean().abs() < 0.02  # but for the darkening that the card names
@@ -97,7 +98,7 @@ def lost(name, points):
 
 @pytest.mark.parametrize("name", shipped())
 def test_no_sampler_destroys_what_was_predicted(name):
-    points = [SamplingSettings(sampler, "log_snr", steps=10, eta=eta) for sampler, eta in SAMPLERS]
+    points = [SamplingSettings(sampler, "log_snr", steps=3, eta=eta) for sampler, eta in SAMPLERS]
     assert {words: loss for words, loss in lost(name, points).items() if loss > MOST_LOST} == {}
 
 
