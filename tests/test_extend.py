@@ -18,7 +18,7 @@ from deblur.hub import CheckpointError
 from deblur.models.networks.base import Predictor, register_to_config
 from deblur.pipeline import load_pipeline
 from deblur.tools import doctor
-from tests.conftest import ROOT, fresh
+from tests.conftest import ROOT
 from tests.tiny import tiny_pipeline
 
 PAGE = (ROOT / "docs" / "extend.md").read_text()
@@ -210,17 +210,6 @@ def test_what_a_class_lacks_is_said_before_training(run_folder, capsys, part, na
 def test_a_class_that_is_no_network_is_refused(name):
     with pytest.raises(CheckpointError, match=f"class {name}"):
         load_pipeline("lite", classes=name)
-
-
-def test_torch_hub_and_short_names_work_from_any_folder(tmp_path):
-    code = f"""
-import torch
-from PIL import Image
-pipeline = torch.hub.load({str(ROOT)!r}, "pipeline", "lite", source="local")
-print(pipeline(Image.new("RGB", (40, 30)), "perceptual").images[0].size)
-"""
-    done = fresh(code, folder=tmp_path)
-    assert done.stdout.splitlines()[-1:] == ["(40, 30)"], done.stderr
 
 
 def test_short_names_are_the_repositorys_own(tmp_path, monkeypatch, capsys):
