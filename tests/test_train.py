@@ -15,6 +15,7 @@ from deblur import progress
 from deblur.data.files import images
 from deblur.pipeline import load_pipeline
 from deblur.training.run import DEFAULTS
+from tests import processes
 from tests.conftest import ROOT
 from tests.tiny import RUN, metrics, train_run
 
@@ -154,8 +155,7 @@ def test_bad_input_is_one_sentence(run_folder, capsys, flags, words):
 
 
 def test_the_process_says_it_without_a_traceback():
-    command = [sys.executable, ROOT / "train.py", "fit", "--config", "run.yaml", "--data.train", "nowhere"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = processes.run("train.py", ["fit", "--config", "run.yaml", "--data.train", "nowhere"])
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1

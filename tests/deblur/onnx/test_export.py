@@ -23,7 +23,8 @@ from deblur.pipeline import load_pipeline
 from deblur.settings import SamplingSettings
 from deblur.storage import FolderInUse
 from deblur.tools.export_onnx import export_onnx
-from tests.conftest import ROOT, fresh
+from tests import processes
+from tests.conftest import ROOT
 from tests.deblur.onnx.conftest import TILE, image
 from tests.tiny import tiny_pipeline
 
@@ -93,7 +94,7 @@ os.kill(os.getpid(), signal.SIGCHLD)
 
 def test_a_signal_is_handled_after_checkpoints_in_openvino_were_freed(place):
     pytest.importorskip("openvino")
-    ended = fresh(LOADED_AND_FREED, place / "tiles")
+    ended = processes.run("-c", [LOADED_AND_FREED, place / "tiles"])
     assert (ended.returncode, ended.stdout.strip()) == (0, "handled"), ended.stderr
 
 

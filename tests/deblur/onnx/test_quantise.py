@@ -14,7 +14,7 @@ from deblur.onnx.graphs import OneOutput, examples, parity, psnr
 from deblur.onnx.network import OnnxNetwork
 from deblur.pipeline import load_pipeline
 from deblur.tools.export_onnx import calibration_crops, export_onnx
-from tests.conftest import fresh
+from tests import processes
 from tests.deblur.onnx.conftest import TILE
 
 onnx = pytest.importorskip("onnx")
@@ -85,7 +85,7 @@ def test_int8_restores_and_names_what_stays_in_float(folder, pipeline, pairs, ca
 def test_nncf_sends_no_usage_statistics():
     code = "import os; os.environ.pop('NNCF_CI', None); import deblur.onnx.quantise;"
     code += "from nncf.telemetry.wrapper import NNCFTelemetry, telemetry; print(isinstance(telemetry, NNCFTelemetry))"
-    done = fresh(code)
+    done = processes.run("-c", [code])
     assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
 
 
