@@ -9,9 +9,8 @@ from torch import nn
 
 import sample
 from deblur.data.files import images
-from deblur.models.networks.maxim import Maxim
 from deblur.settings import SamplingSettings
-from tests.tiny import tiny_pipeline
+from tests.tiny import RICH, TwoStages, tiny_pipeline
 
 pytestmark = pytest.mark.commands
 
@@ -120,13 +119,12 @@ def test_own_networks_are_named(called):
     assert "class mypred.Net cannot be imported" in called(of_sample, "--classes", "mypred.Net").said
 
 
-def test_fewer_stages_make_another_image(called, place, tmp_path):
-    staged = tiny_pipeline(Maxim(stages=2))
-    nn.init.normal_(staged.predictor.unets[1].to_image.weight, std=0.1)
-    staged.save_pretrained(tmp_path / "staged")
+def test_fewer_stages_make_another_image(called, tmp_path):
+    tiny_pipeline(TwoStages()).save_pretrained(tmp_path / "staged")
 
     def of_staged(args):
-        return sample.main(["photos", *args, "--checkpoint", str(tmp_path / "staged"), "--blend", "0"])
+        flags = ["--checkpoint", str(tmp_path / "staged"), "--classes", RICH, "--blend", "0"]
+        return sample.main(["photos", *args, *flags])
 
     one, both, three = (called(of_staged, *flag) for flag in (["--stages", "1"], [], ["--stages", "3"]))
     assert differ(one, both)

@@ -30,8 +30,8 @@ pytestmark = pytest.mark.commands
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_between_whole_files_and_started_again(checkpoint, tmp_path, number):
-    for i in range(40):
-        images.write(tmp_path / "in" / f"{i:02}.png", torch.rand(3, 40, 40))
+    for i in range(10):
+        images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, 40, 40))
     out = tmp_path / "out"
     command = [str(tmp_path / "in"), "--checkpoint", str(checkpoint), "--output", str(out), "--steps", "2"]
     # By itself, where it gives a file its name for the ninth time: an image and the manifest take one each.
@@ -48,7 +48,7 @@ def test_stopped_between_whole_files_and_started_again(checkpoint, tmp_path, num
         assert len(json.loads((out / "manifest.json").read_text())) in (done, done + 1)
         assert done >= 2 and not list(out.glob(".*part*"))
     first = files[0].stat().st_mtime_ns
-    assert sample.main(command) == 0 and len(list(out.glob("[!.]*.png"))) == 40 and files[0].stat().st_mtime_ns == first
+    assert sample.main(command) == 0 and len(list(out.glob("[!.]*.png"))) == 10 and files[0].stat().st_mtime_ns == first
 
 
 @pytest.mark.parametrize("blend", ["0", "1"])

@@ -13,11 +13,10 @@ from deblur.data.layouts import DatasetError, find_pairs
 from deblur.data.pairs import read_pair
 from deblur.data.predictions import Predictions, to_log_size
 from deblur.models.networks.base import Cascade
-from deblur.models.networks.maxim import Maxim
 from deblur.models.networks.nafnet import SlimPredictor
 from deblur.tools import demo
 from deblur.tools.make_pairs import main, read_blur, write_photo
-from tests.tiny import stir, tiny_pipeline
+from tests.tiny import RICH, TwoStages, stir, tiny_pipeline
 
 pytestmark = pytest.mark.commands
 SIDES = ("blur", "sharp")
@@ -116,9 +115,9 @@ def test_predictions_of_the_pairs_that_are_made(photos):
 
 def test_predictions_of_a_cascades_first_network_and_of_fewer_stages(photos):
     checkpoint = photos.parent / "checkpoint"
-    cascade = Cascade(stir(Maxim(stages=2)), stir(SlimPredictor((8, 12), (1, 1), images=2)))
+    cascade = Cascade(stir(TwoStages()), stir(SlimPredictor((8, 12), (1, 1), images=2)))
     tiny_pipeline(cascade).save_pretrained(checkpoint)
-    flags = ["--predict", str(checkpoint), "--device", "cpu", "--first", "true", "--stages", "1"]
+    flags = ["--predict", str(checkpoint), "--device", "cpu", "--first", "true", "--classes", RICH, "--stages", "1"]
     folder = make(photos, "set", "--crops", "1", "--size", "40", *flags)
     stored = Predictions.of(folder, "train", "blur")
     assert stored.predictor.sha256 == network_hash(cascade.first)
