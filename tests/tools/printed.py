@@ -3,6 +3,7 @@
 import random
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,14 +15,14 @@ from deblur.tools.make_pages import find_faces
 from deblur.tools.pages.kinds import PAGE_KINDS
 from deblur.tools.pages.typesetting import Page, photograph
 
-FONTS = f"{get_data_path()}/fonts/ttf"  # matplotlib's: DejaVu has Cyrillic letters, the others have not
+FONTS = Path(get_data_path(), "fonts", "ttf")  # matplotlib's: DejaVu has Cyrillic letters, the others have not
 ENGLISH = ["table", "lamp", "river", "window", "morning", "paper", "seven", "garden", "castle", "orange", "bridge"]
 
 
 @cache
 def faces():
     """All of matplotlib's faces."""
-    return find_faces([FONTS], None)
+    return find_faces([str(FONTS)], None)
 
 
 class DrawnPage(Page):

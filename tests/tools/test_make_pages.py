@@ -19,6 +19,10 @@ RUSSIAN = ["стол", "лампа", "река", "окно", "утро", "бум
 
 @pytest.fixture
 def words(tmp_path):
+    """A folder with lists of words, and a folder of three fonts."""
+    (tmp_path / "fonts").mkdir()
+    for name in ("DejaVuSans", "DejaVuSansMono", "cmr10"):
+        (tmp_path / "fonts" / f"{name}.ttf").symlink_to(FONTS / f"{name}.ttf")
     (tmp_path / "english.txt").write_text("\n".join(ENGLISH))
     (tmp_path / "russian.txt").write_text("\n".join(f"{word}/FLAGS" for word in RUSSIAN))
     return tmp_path
@@ -26,7 +30,7 @@ def words(tmp_path):
 
 def make(words, name, *flags, lists="english.txt"):
     given = ["--words", str([str(words / one) for one in lists.split()]), "--output", str(words / name)]
-    main([FONTS, *given, "--count", "2", "--size", "256", "--workers", "1", *flags])
+    main([str(words / "fonts"), *given, "--count", "2", "--size", "256", "--workers", "1", *flags])
     return words / name
 
 
@@ -67,7 +71,7 @@ def test_pages_of_a_kind_alone(words):
 def test_a_language_has_only_fonts_with_all_of_its_letters(words):
     cyrillic = make(words, "cyrillic", "--count", "6", lists="russian.txt")
     assert set("".join(file.read_text() for file in (cyrillic / "text").iterdir())) & set("абвгдежзиклмнопрст")
-    faces = find_faces([FONTS], None)
+    faces = find_faces([str(words / "fonts")], None)
     able = {face.family for face in faces if face.covers(set("".join(RUSSIAN)) | set(NUMBER_CHARACTERS))}
     assert "DejaVu Sans" in able
     assert "cmr10" not in able
@@ -113,7 +117,8 @@ def test_bad_input_is_one_sentence(words, change, sentence):
     (words / "broken" / "bad.ttf").write_text("no font")
     (words / "empty.txt").write_text("1\n2\n")
     (words / "chinese.txt").write_text("\n".join(["漢字", "文字", "言葉", "日本", "東京", "大阪", "京都", "学校"] * 3))
-    given = {"fonts": FONTS, "--words": f"[{words / 'english.txt'}]", "--output": words / "out"} | change(words)
+    given = {"fonts": words / "fonts", "--words": f"[{words / 'english.txt'}]", "--output": words / "out"}
+    given |= change(words)
     flags = [str(part) for name, value in given.items() if name != "fonts" for part in (name, value)]
     ended = processes.run("tools.make_pages", [str(given["fonts"]), *flags])
     assert ended.returncode
@@ -124,10 +129,10 @@ def test_bad_input_is_one_sentence(words, change, sentence):
 
 
 def test_a_font_s_family_and_letters():
-    face = read_face(find_faces([FONTS], None)[0].file)
+    face, mono = (read_face(FONTS / f"{name}.ttf") for name in ("DejaVuSans", "DejaVuSansMono"))
+    assert (face.family, mono.family) == ("DejaVu Sans", "DejaVu Sans Mono")
     assert face.covers("a")
     assert not face.covers("漢")
-    mono = next(face for face in find_faces([FONTS], None) if face.family == "DejaVu Sans Mono")
     assert mono.monospaced
     assert not face.monospaced
     assert read_face(mono.file, {"DejaVu Sans"}) is None
