@@ -21,6 +21,7 @@ import yaml
 from matplotlib import get_data_path
 from torch.nn.functional import avg_pool2d, interpolate
 
+import sample
 import train
 from deblur.data.files import images
 from deblur.pipeline import load_pipeline
@@ -77,8 +78,10 @@ COPIED = [
 ]
 EXTRAS = {"IMG_1.heic": "pillow_heif", "deploy": "onnxscript", "TensorBoard": "tensorboard", "lpips,cer": "rapidfuzz"}
 EXTRAS["mynafnet"] = "spandrel"
-# Those that take longest, and of several of a kind all but one.
+# Those that take longest, and of several of a kind all but one, whose words are those of others.
 SLOW = (
+    *("output sharp.png", "street_blurry.jpg", "restored --preset fidelity", "--blend 0.5", "runs/edges"),
+    *("maxim --preset perceptual", "swift --preset perceptual"),
     *("deploy", "grid/paper.yaml", "grid/presets.yaml", "checkpoints "),
     *("output PAGES ", "make_pairs PAGES ", "runs/longer", "TensorBoard"),
     *("app.py --host", "app.py --checkpoint", "devices 8", "images true", "lpips,cer"),
@@ -230,6 +233,13 @@ def test_there_are_commands_and_every_exception_is_one():
 def marked(line):
     slow = [pytest.mark.slow] * any(part in line for part in SLOW)
     return pytest.param(line, id=line.removeprefix("python "), marks=slow)
+
+
+def test_a_command_of_sample_py_has_flags_that_there_are():
+    for line in RUN:
+        _, script, *words = shlex.split(line)
+        if script == "sample.py" and "--help" not in words:
+            sample.parser_of([]).given(words)
 
 
 @pytest.mark.filterwarnings("ignore")
