@@ -192,7 +192,7 @@ def test_two_checkpoints_are_compared_on_the_same_images_and_noise(place, tmp_pa
     shutil.copytree(place / "checkpoint", other)
     index = json.loads((other / "model_index.json").read_text())
     (other / "model_index.json").write_text(json.dumps(index | {"residual_scale": 0.01}))
-    given = arguments(place, tmp_path / "ab", checkpoint=None)
+    given = arguments(place, tmp_path / "ab", checkpoint=None, controls=False)
     evaluate.command([*flags(given), "--checkpoints", str(place / "checkpoint"), str(other)])
     lines = list(csv.DictReader((tmp_path / "ab" / "comparison.csv").open()))
     change = {(line["setting"], line["metric"]): line for line in lines}
@@ -222,7 +222,7 @@ def test_two_checkpoints_show_one_image_as_the_best_rows_of_each_have_it(place, 
     for name, number in (("a", 0.3), ("b", scale)):
         shutil.copytree(place / "checkpoint", tmp_path / name)
         (tmp_path / name / "model_index.json").write_text(json.dumps(index | {"residual_scale": number}))
-    given = arguments(place, tmp_path / "ab", checkpoint=None)
+    given = arguments(place, tmp_path / "ab", checkpoint=None, controls=False)
     evaluate.command([*flags(given), "--checkpoints", str(tmp_path / "a"), str(tmp_path / "b")])
     page = (tmp_path / "ab" / "report.html").read_text()
     image = re.search(r'<h2 id="overview">(\w+), the median of 3 images by LPIPS \(AlexNet\) in A<', page)[1]
@@ -295,7 +295,7 @@ def test_what_names_no_layout_is_said(place, tmp_path):
 def test_images_are_restored_as_the_pipeline_and_sample_py_restore_them(place, tmp_path):
     """The examples that an evaluation writes, beside what sample.py writes for the same file, settings and seed."""
     (tmp_path / "grid.yaml").write_text("settings: [{sampler: ddpm, steps: 3, blend: 0.7}]")
-    score(arguments(place, tmp_path / "scores", grid=tmp_path / "grid.yaml", seed=5, precision="fp32"))
+    score(arguments(place, tmp_path / "scores", grid=tmp_path / "grid.yaml", seed=5, precision="fp32", controls=False))
     examples = json.loads((tmp_path / "scores" / "results.json").read_text())["examples"]
     examples = [entry for entry in examples if entry["setting"] != "predictor"]
     assert {entry["image"] for entry in examples} == {"a", "b"}  # the smallest has no LPIPS

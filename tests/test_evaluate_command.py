@@ -120,7 +120,8 @@ def srun(arguments: list[str]) -> list[subprocess.CompletedProcess]:
 @pytest.mark.parametrize("by", ["torchrun", pytest.param("srun", marks=pytest.mark.slow)])
 def test_two_processes_share_the_images(place, tmp_path, by):  # noqa: F811
     (tmp_path / "grid.yaml").write_text("product: {steps: [1, 3]}")
-    given = {name: arguments(place, tmp_path / name, grid=tmp_path / "grid.yaml") for name in ("one", "two")}
+    few = {"grid": tmp_path / "grid.yaml", "controls": False}
+    given = {name: arguments(place, tmp_path / name, **few) for name in ("one", "two")}
     score(given["one"])
     command = flags(given["two"])
     done = processes.torchrun("evaluate.py", command) if by == "torchrun" else srun(command)
@@ -145,11 +146,11 @@ def test_scores_are_written_before_the_example_images(place, tmp_path):  # noqa:
 
 def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(place, tmp_path):  # noqa: F811
     (tmp_path / "grid.yaml").write_text("product: {schedule: log_snr, steps: [20000, 2]}")
-    given = arguments(place, tmp_path / "out", grid=tmp_path / "grid.yaml", limit=1)
+    given = arguments(place, tmp_path / "out", grid=tmp_path / "grid.yaml", limit=1, controls=False)
     process = processes.Command("evaluate.py", flags(given))
     journal = tmp_path / "out" / "journal" / "scores_0.jsonl"
     # All rows but the two settings.
-    processes.until(lambda: journal.is_file() and journal.read_bytes().count(b"\n") == 13, process)
+    processes.until(lambda: journal.is_file() and journal.read_bytes().count(b"\n") == 3, process)
     second = run(given)
     assert second.returncode == 2
     assert second.stderr.count("\n") == 1
@@ -158,7 +159,7 @@ def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(place, tmp_path):  
     first = process.wait()
     assert first.returncode == 130
     assert "Traceback" not in first.stderr
-    assert first.stderr.splitlines()[-1] == "evaluate.py: stopped, 13 of 15 done; run again to resume"
+    assert first.stderr.splitlines()[-1] == "evaluate.py: stopped, 3 of 5 done; run again to resume"
     (tmp_path / "grid.yaml").write_text("product: {steps: [3, 2]}")
     score(given)
     assert [line["setting"] for line in rows(tmp_path / "out")][-2:] == ["ddim 3", "ddim 2"]
