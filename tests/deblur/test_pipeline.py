@@ -266,12 +266,16 @@ def test_hidden_colours_change_no_visible_pixel_and_stay(options, keep_sharp):
             assert np.array_equal(one, other)
 
 
-def test_16_bits_are_kept_and_several_samples_have_their_image_s_alpha():
+def test_16_bits_are_kept_and_several_samples_have_their_image_s_alpha_and_hidden_colours():
     pipeline = tiny_pipeline(IdentityPredictor())
     (same,) = pipeline(DEEP, SamplingSettings(blend=0.0)).images
     assert same.dtype == np.uint16 and np.abs(same.astype(int) - DEEP).max() <= 1
-    restored = pipeline([DEEP, DEEP[::-1]], SamplingSettings(steps=1, num_samples=2)).images
-    assert [np.array_equal(one[..., 3], DEEP[..., 3]) for one in restored] == [True, True, False, False]
+    clear = DEEP.copy()
+    clear[:2, :, 3] = 0
+    restored = pipeline([clear, clear[::-1]], SamplingSettings(steps=1, num_samples=2)).images
+    for one, own in zip(restored, [clear, clear, clear[::-1], clear[::-1]], strict=True):
+        assert np.array_equal(one[..., 3], own[..., 3])
+        assert np.array_equal(one[own[..., 3] == 0], own[own[..., 3] == 0])
 
 
 def test_a_preset_by_name():
