@@ -81,6 +81,8 @@ def test_values_are_those_that_are_given():
     parser.add_class_arguments(evaluate.Evaluation)
     found = parser.given([*REST, "--checkpoints", "A", "B", "--split", "no"])
     assert found == {"data": ".", "output": "out", "checkpoints": ("A", "B"), "split": "no"}
+    for word, value in (("False", False), ("off", False), ("YES", True)):
+        assert parser.given([*REST, "--overwrite", word])["overwrite"] is value
     with pytest.raises(UsageError, match="--overwrite is true or false, not 2"):
         parser.given([*REST, "--overwrite=2"])
 
