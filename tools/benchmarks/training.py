@@ -173,8 +173,10 @@ def _flops(network: nn.Module, inputs: Sequence[Tensor]) -> int:
         gradients = {torch.ops.aten.convolution_backward: _convolution_gradients}
         with FlopCounterMode(display=False, custom_mapping=gradients) as counter, torch.enable_grad():
             output = functional_call(network, shapes, tuple(inputs))
-            if output.requires_grad:
-                output.sum().backward()
+            outputs = [output] if isinstance(output, Tensor) else output  # a size head's is the second
+            total = sum(one.sum() for one in outputs)
+            if total.requires_grad:
+                total.backward()
     finally:
         for module in synced:
             module.training = True
