@@ -65,32 +65,28 @@ def losses(root):
     return [float(row["train/denoiser_loss"]) for row in metrics(root)]
 
 
-def test_the_loss_is_that_of_running_the_predictor(pairs):
+def test_the_loss_is_that_of_running_the_predictor_which_is_not_run(pairs, monkeypatch):
     """Of whole images: a crop's own prediction does not see its surroundings, and a network does not turn with it."""
-    seed = ["--data.seed", seed_without_turns(2)]
-    assert fit("run", *seed) == 0
-    assert fit("stored", *seed, "--data.predictions", "true") == 0
+    seed = seed_without_turns(2)
+    assert fit("run", "--data.seed", seed) == 0
+    calls = []
+    monkeypatch.setattr(SlimPredictor, "estimates", lambda self, *images: calls.append(len(images)))
+    stored = ["--data.seed", seed, "--data.predictions", "true"]
+    assert fit("stored", *stored) == 0
+    assert calls == []
     assert losses("stored") == pytest.approx(losses("run"), rel=2e-3)  # x_init has 8 bits
     scales = [read_pipeline(f"{root}/checkpoint").config.residual_scale for root in ("run", "stored")]
     assert scales[1] == pytest.approx(scales[0], rel=2e-3)
-
-
-def test_a_prediction_of_another_image_changes_the_loss(pairs):
-    seed = seed_without_turns(2)
-    assert fit("stored", "--data.seed", seed, "--data.predictions", "true") == 0
-    first = "abcdef"[shuffled(0, 6, int(seed))]
-    other = "abcdef"[shuffled(3, 6, int(seed))]
+    # The refiner of a run, and the type of stored weights, do not matter to the next run on the same predictor.
+    first, refined = (read_pipeline(source).predictor for source in ("checkpoint", "stored/checkpoint"))
+    assert network_hash(first) == network_hash(refined)
+    assert network_hash(first) != network_hash(tiny_pipeline().predictor)
+    # A prediction of another image changes the loss.
+    one, other = ("abcdef"[shuffled(number, 6, int(seed))] for number in (0, 3))
     folder = pairs / "predictions/train_blur/x_init"
-    (folder / f"{first}.png").write_bytes((folder / f"{other}.png").read_bytes())
-    assert fit("swapped", "--data.seed", seed, "--data.predictions", "true") == 0
+    (folder / f"{one}.png").write_bytes((folder / f"{other}.png").read_bytes())
+    assert fit("swapped", *stored) == 0
     assert abs(losses("swapped")[0] / losses("stored")[0] - 1) > 0.02
-
-
-def test_the_predictor_is_not_run(pairs, monkeypatch):
-    calls = []
-    monkeypatch.setattr(SlimPredictor, "estimates", lambda self, *images: calls.append(len(images)))
-    assert fit("stored", "--data.predictions", "true") == 0
-    assert calls == []
 
 
 def test_predictions_of_another_checkpoint_are_refused(pairs, capsys):
@@ -132,14 +128,6 @@ def test_the_same_command_adds_what_is_missing(pairs, capsys):
     make_pairs(["pairs", "--predict", "checkpoint", "--device", "cpu"])
     assert file.read_bytes() == before
     assert "pairs: the predictions of 6 pairs by checkpoint" in capsys.readouterr().out
-
-
-def test_the_hash_is_that_of_the_predictor_alone(pairs):
-    """The refiner of a run, and the type of stored weights, do not matter to the next run on the same predictor."""
-    assert fit("stored", "--data.predictions", "true") == 0
-    first, refined = (read_pipeline(source).predictor for source in ("checkpoint", "stored/checkpoint"))
-    assert network_hash(first) == network_hash(refined)
-    assert network_hash(first) != network_hash(tiny_pipeline().predictor)
 
 
 # A cascade: predictions of its frozen first network, to train the second one on.
