@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+gc.disable()  # while all is imported; tests/conftest.py and `_run` enable it
 torch.set_num_threads(1)  # its threads do not survive a fork, so the process that is forked must start none
 
 # What a run imports late.
@@ -114,6 +115,7 @@ def _run(script: str, arguments: list[str], folder: str, environment: dict, said
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT), descriptor)
     gc.freeze()  # what was imported stays
+    gc.enable()
     multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
     # Forked, torch makes its pool of threads anew at the next call, and not safely where several threads call first.
     torch.set_num_threads(1)

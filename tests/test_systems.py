@@ -13,12 +13,14 @@ pytestmark = pytest.mark.commands
 # What other packages ask for themselves is their own matter: they are imported before, and psutil keeps its own `os`.
 ELSEWHERE = """
 import ctypes
+import gc
 import os
 import sys
 from types import ModuleType
 
 import diffusers, imagecodecs, kornia, lightning, lpips, matplotlib.pyplot, pandas, psutil, tifffile, torch, torchvision
 
+gc.freeze()  # these stay
 root, folder = sys.argv[1:]
 if hasattr(psutil, "_pslinux"):
     psutil._pslinux.os = ModuleType("os")
