@@ -51,6 +51,18 @@ class WorkingSize:
         if not (0 < self.vanished < 1 and 0 < self.region <= 1 and self.above > 0 and self.regions > 0):
             raise ValueError("vanished and region must be between 0 and 1, and above and regions above 0")
 
+    def possible_scales(self, height: int, width: int) -> list[float]:
+        """The scales among which that of an image is looked for; 1 alone where it is not."""
+        longer = max(height, width)
+        if longer <= self.largest_kept:
+            return [1.0]
+        return [scale for scale in self.scales if scale == 1 or scale * longer >= self.smallest]
+
+    def searched_pixels(self, height: int, width: int) -> float:
+        """How many pixels are restored at most to find the scale of an image."""
+        of_scales = sum(scale**2 for scale in self.possible_scales(height, width))
+        return self.regions * self.region**2 * of_scales * height * width
+
 
 def resized(image: Tensor, height: int, width: int) -> Tensor:
     """An image (N, C, H, W) of another size; the same tensor if it has that size already."""
@@ -89,9 +101,8 @@ def chosen_scale(
         rule: how to choose.
         weight: (1, 1, H, W) in [0, 1], where the image counts; None: everywhere.
     """
-    longer = max(image.shape[-2:])
-    scales = [scale for scale in rule.scales if scale == 1 or scale * longer >= rule.smallest]
-    if longer <= rule.largest_kept or len(scales) == 1:
+    longer, scales = max(image.shape[-2:]), rule.possible_scales(*image.shape[-2:])
+    if len(scales) == 1:
         return 1.0
     regions = [image[..., rows, columns] for rows, columns in detailed_regions(image, rule, weight)]
     sizes = []

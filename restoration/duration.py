@@ -83,7 +83,7 @@ def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> Dur
     """How long images take by a restorer, as a piece of one of them takes it.
 
     The scale that is found for the first large image stands for those of the others, and finding it counts, too; it is
-    not looked for where the smallest scale takes longer than the images may take.
+    not looked for where the search and the smallest scale take longer than the images may take.
     """
     options, rule = restorer.options, restorer.pipeline.working_size
     is_searched = options.scale == "auto" and rule is not None
@@ -94,6 +94,7 @@ def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> Dur
         return Duration()
     others_pixels, longest = _pixels_and_longest(restorer, others, options.scale)
     least_pixels, least_side = _pixels_and_longest(restorer, searched, min(rule.scales) if searched else 1.0)
+    least_pixels += sum(rule.searched_pixels(height, width) for _, _, height, width in searched)
     pace = _seconds_a_pixel(restorer, photograph, others_pixels + least_pixels, may_take)
     least = Duration(pace * (others_pixels + least_pixels), max(longest, least_side))
     if not searched or least.seconds > may_take:

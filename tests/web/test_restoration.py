@@ -16,6 +16,7 @@ from deblur.restoration import options
 from deblur.restoration.options import Options
 from deblur.tools.web.restoration import PhotoRestorer
 from deblur.tools.web.served import Served
+from deblur.working_size import WorkingSize
 from tests.web.conftest import PRESET, REQUEST, brushed, layer, opened, run, serving
 
 pytestmark = pytest.mark.xdist_group("page")
@@ -55,6 +56,24 @@ def test_a_result_at_another_scale_is_the_pipeline_s_to_the_bit(page, visit, cou
     assert_same(result, page.actions.restorer.pipeline, visit.shown.image.pixels, Area(0.6))
     assert result.facts["scale"] == "0.6"
     assert "restored at scale 0.6" in "; ".join(result.notes)
+
+
+def test_the_scale_that_was_found_to_tell_the_time_is_not_looked_for_again(page, visit, tmp_path, monkeypatch):
+    """But where a part is painted, which is where it is looked for then."""
+    pipeline, calls = page.actions.restorer.pipeline, []
+    monkeypatch.setattr(pipeline, "working_size", WorkingSize(largest_kept=30, smallest=10, region=0.6))
+    opened(page, tmp_path / "a photo.jpg")
+    hook = pipeline.predictor.register_forward_pre_hook(lambda *given: calls.append(1))
+    brushed(tmp_path / "layer.png", 52, 40)
+    found = []
+    for mask in (None, None, layer(tmp_path / "layer.png")):
+        calls.clear()
+        found.append((run(page, mask=mask).scale, len(calls) == 1))
+    hook.remove()
+    scale = pipeline.working_scale(visit.shown.image.values[None])
+    assert scale < 1
+    assert found[:2] == [(scale, True)] * 2
+    assert not found[2][1]
 
 
 @pytest.mark.parametrize("level", [1e4, 0.5])

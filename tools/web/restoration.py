@@ -119,12 +119,17 @@ class PhotoRestorer:
     ) -> tuple[float, dict[str, int | None]]:
         """Keep the prediction and samples, which do not depend on the strength; returns the scale and the tiles."""
         pipeline, (height, width) = self.pipeline, photo.size
+        is_kept = scale == "auto" and mask is None  # a mask changes where the scale is looked for
+        if is_kept:
+            scale = photo.scales.get(self.name, "auto")
         limits = Limits(memory=allowed_memory(self.options.memory, height * width, pipeline.device))
 
         def store(name: str, values: Tensor) -> None:
             np.save(folder / f"{name}.npy", values.cpu().numpy())
 
         blurry = pipeline.prepare(photo.image.values[None], Area(scale, mask, photo.visible), limits)
+        if is_kept:
+            photo.scales[self.name] = blurry.scale
         draft = pipeline.draft(blurry, settings.stages, limits)
         store("x_init", draft.prediction.x_init)
         if draft.prediction.discarded is not None:
@@ -157,7 +162,12 @@ def ways_for(restorers: Mapping[str, PhotoRestorer], photos: Sequence[Photo]) ->
     sized = [(photo.file, Names.of(photo.file), *photo.size) for photo in photos]
 
     def seconds(options: Options, restorer: PhotoRestorer, may_take: float = math.inf) -> float:
-        return expected(Restorer(options, {}, restorer.pipeline), sized, may_take).seconds
+        measured = Restorer(options, {}, restorer.pipeline)
+        duration = expected(measured, sized, may_take)
+        for photo in photos:
+            if photo.file in measured.scales:
+                photo.scales[restorer.name] = measured.scales[photo.file]
+        return duration.seconds
 
     if len(restorers) == 1:
         return {first.name: Way(first, None, seconds(first.options, first))}

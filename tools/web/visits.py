@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path, PurePath
 from threading import Event, Lock, RLock
@@ -43,6 +43,7 @@ class Photo:
         file: its copy in the visit's private folder.
         small: a small copy, which the browser fetches.
         size: height and width, upright.
+        scales: those that were found for it, by checkpoint.
         result: its newest restoration.
     """
 
@@ -50,6 +51,7 @@ class Photo:
     file: Path
     small: Path
     size: tuple[int, int]
+    scales: dict[str, float] = field(default_factory=dict)
     result: "Result | None" = None
 
     @property
