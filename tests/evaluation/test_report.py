@@ -1,12 +1,16 @@
 """The page of results, which is used in a real browser."""
 
+import base64
 import html.parser
+import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from markupsafe import escape
+from PIL import Image
 
 from deblur.evaluation.controls import RECIPES, VERDICT_RECIPE, Verdict
 from deblur.evaluation.report import write_report
@@ -226,6 +230,31 @@ def test_in_a_browser_a_wide_table_scrolls_with_the_setting_s_name_in_sight(tab,
     assert box["x"] <= left["x"] <= box["x"] + 2
     assert right["x"] + right["width"] <= box["x"] + box["width"] + 1
     assert right["x"] >= left["x"] + (0 if width < 400 else left["width"])
+
+
+def test_of_two_evaluations_the_first_picture_has_each_one_s_own_images(tmp_path):
+    """The settings have the same names in both, and so have the files, each of a grey level of its own."""
+    summary, levels, evaluations = summary_of(), {}, {}
+    best = {row.label for row in summary.best.values()}
+    for number, letter in enumerate("AB"):
+        examples = write_examples(tmp_path / letter, summary)
+        for at, example in enumerate(examples):
+            example.files["restored"] = f"examples/{at}.png"
+            grey = 20 + 100 * number + 3 * at
+            Image.new("RGB", (16, 16), (grey, grey, grey)).save(tmp_path / letter / example.files["restored"])
+            if example.image == summary.typical and example.row.label in best:
+                levels[letter, example.row.label] = grey
+        evaluations[letter] = summary, examples
+    write_report(tmp_path, evaluations, {})
+    page = (tmp_path / "report.html").read_text()
+    shown = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])["images"]
+    found = {}
+    for index, title in re.findall(r'<figure><img data-image="(\d+)" alt="(.*?)">', page)[1:-1]:
+        letter, label = re.fullmatch(r"([AB]), best by .*?: (.*)", html.unescape(title)).groups()
+        with Image.open(io.BytesIO(base64.b64decode(shown[int(index)].partition(",")[2]))) as image:
+            found[letter, label] = image.getpixel((8, 8))[0]
+    assert len(found) == 4
+    assert found == pytest.approx(levels, abs=1)
 
 
 def test_the_page_warns_where_the_prediction_is_worse_than_the_blurry_image(tmp_path):
