@@ -232,7 +232,7 @@ def test_in_a_browser_a_wide_table_scrolls_with_the_setting_s_name_in_sight(tab,
     assert right["x"] >= left["x"] + (0 if width < 400 else left["width"])
 
 
-def test_of_two_evaluations_the_first_picture_has_each_one_s_own_images(tmp_path):
+def test_of_two_evaluations_the_strip_at_the_top_has_each_one_s_own_images(tmp_path):
     """The settings have the same names in both, and so have the files, each of a grey level of its own."""
     summary, levels, evaluations = summary_of(), {}, {}
     best = {row.label for row in summary.best.values()}

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.xdist_group("page")
         (["--memory", "0.01"], "--memory 0.01 is less than the program itself takes"),
     ],
 )
-def test_a_wrong_flag_is_one_sentence(capsys, flags, words):
+def test_a_wrong_flag_is_one_sentence(capsys, monkeypatch, flags, words):
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     assert app.main(flags) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith("app.py: error: ") and words in sentence
