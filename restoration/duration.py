@@ -66,7 +66,7 @@ class WatchedBar(ProgressBar):
 def time_in_words(seconds: float) -> str:
     """About so many seconds: 45 s, 3 min, 2 h."""
     if seconds < 100:
-        return f"{seconds:.0f} s"
+        return f"{max(1, seconds):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"
 
 

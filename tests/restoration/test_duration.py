@@ -122,6 +122,8 @@ def test_tiles_that_overlap_move_the_bar_by_no_more_than_the_predictor_s_share(t
     assert seen[-4:] == pytest.approx([0.5, 0.75, 1.0, 1.0]), "by two steps after the predictor"
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(45.4, "45 s"), (185, "3 min"), (5990, "100 min"), (7000, "2 h")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.1, "1 s"), (45.4, "45 s"), (185, "3 min"), (5990, "100 min"), (7000, "2 h")]
+)
 def test_a_time_in_words(seconds, words):
     assert duration.time_in_words(seconds) == words

@@ -45,7 +45,7 @@ def page(tmp_path_factory):
 
 
 def opened(page, *paths):
-    """Open files as if they were uploaded, and measure the time; returns the new values of the page."""
+    """Open files as if they were uploaded, and await their times; returns the new values of the page."""
     values = page.actions.open([{"path": str(path), "orig_name": path.name} for path in paths], REQUEST)
     page.actions.choose(REQUEST)
     return values

@@ -4,8 +4,9 @@ import re
 import shutil
 import time
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from urllib.parse import quote
 
@@ -19,9 +20,10 @@ from PIL import Image
 import sample
 from deblur.data.files import images
 from deblur.tools.web.actions import NO_PHOTO, NO_RESULT
+from deblur.tools.web.restoration import DEVICE
 from deblur.tools.web.served import Served
 from tests.conftest import ROOT
-from tests.web.conftest import REQUEST, clicked, layer, opened, run
+from tests.web.conftest import PRESET, REQUEST, clicked, layer, opened, run
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -77,10 +79,72 @@ def test_many_photographs_are_restored_and_downloaded_together_as_sample_py_writ
 def test_the_times_are_those_of_all_photographs(page, visit, tmp_path):
     """As a piece of one of them takes it."""
     opened(page, tmp_path / "a photo.jpg", tmp_path / "a photo.jpg")
-    radio, preset, *numbers = page.actions.choose(REQUEST)
-    [(label, name)] = radio.choices
-    assert re.fullmatch(rf"{re.escape(name)}, \d s", label)
-    assert (radio.value, preset.value, numbers) == (name, "balanced", ["ddim", 2, 1, 0.35])
+    [(label, name)] = page.actions.choose(REQUEST).choices
+    assert re.fullmatch(rf"{re.escape(name)}, about \d s", label)
+    _, preset, *numbers = page.actions.numbers(name, None, REQUEST)
+    assert (preset.value, numbers) == ("balanced", ["ddim", 2, 1, 0.35])
+
+
+def test_cancel_is_the_last_word_of_a_run_and_nothing_is_said_of_photographs_that_gave_way(page, visit, tmp_path):
+    """Also of a run that waits for another visitor's, of which no layer runs then."""
+    fields = page.actions.restorer.name, None, "ddim", 1000, 8, 1, 0, "auto", None
+    run = page.actions.restore(*fields, REQUEST)
+    assert "<progress" in next(run)[0]
+    page.actions.cancel(REQUEST)
+    assert [said for said, *_ in run] == ["<p>Cancelled.</p>"]
+    page.calls.clear()
+    others = Event()
+    DEVICE.submit(others.wait, 60)
+    run = page.actions.restore(*fields, REQUEST)
+    assert "<progress" in next(run)[0]
+    assert "a photo.jpg waits for another visitor" in next(run)[0]
+    page.actions.cancel(REQUEST)
+    assert [said for said, *_ in run] == ["<p>Cancelled.</p>"]
+    others.set()
+    assert not page.calls
+    run = page.actions.restore(*fields, REQUEST)
+    assert "<progress" in next(run)[0]
+    opened(page, tmp_path / "a photo.jpg")
+    assert list(run) == []
+
+
+def test_what_is_asked_while_the_time_is_measured_comes_after_it_by_the_way_s_own_preset(page, visit, tmp_path):
+    others = Event()
+    DEVICE.submit(others.wait, 60)
+    page.actions.open([{"path": str(tmp_path / "a photo.jpg"), "orig_name": "a.jpg"}], REQUEST)
+    radio, *numbers = page.actions.forget(REQUEST)
+    name = page.actions.restorer.name
+    assert radio.choices == [(f"{name} (measuring)", name)]
+    assert numbers == [None] * 4
+    fields = name, *numbers, 0.9, 0, "auto", None  # the strength of the way before
+    run = page.actions.restore(*fields, REQUEST)
+    assert "Measuring how long it takes" in next(run)[0]
+    page.actions.cancel(REQUEST)
+    assert [said for said, *_ in run] == ["<p>Cancelled.</p>"]
+    run = page.actions.restore(*fields, REQUEST)
+    assert "Measuring how long it takes" in next(run)[0]
+    others.set()
+    *_, (said, *_) = run
+    assert "Done." in said
+    assert visit.shown.result.settings == PRESET
+
+
+def test_photographs_that_gave_way_are_measured_no_longer(page, visit, tmp_path):
+    entered, go_on = Event(), Event()
+
+    def enter(*given):
+        entered.set()
+        go_on.wait(60)
+
+    hook = page.actions.restorer.pipeline.predictor.register_forward_pre_hook(enter)
+    page.actions.open([{"path": str(tmp_path / "a photo.jpg"), "orig_name": "a.jpg"}], REQUEST)
+    before = visit.measuring
+    assert entered.wait(60)
+    page.actions.open([{"path": str(tmp_path / "a photo.jpg"), "orig_name": "b.jpg"}], REQUEST)
+    go_on.set()
+    hook.remove()
+    assert isinstance(before.exception(60), CancelledError)
+    assert page.actions.choose(REQUEST).choices
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_opened(page, visit, tmp_path, monkeypatch):
@@ -222,7 +286,6 @@ def test_a_refused_upload_clears_the_field_and_says_so(page):
     after = {each.outputs[0].elem_id: each for each in page.fns.values() if each.trigger_only_on_failure}
     assert [block.elem_id for block in after["photo"].outputs] == ["photo", "status"]
     assert after["photo"].fn() == (None, "<p>Not opened.</p>")
-    assert after["way"].fn().interactive, "the ways can be chosen again if they could not be measured"
 
 
 def test_one_run_is_processed_at_a_time(page, visit, tmp_path):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deblur.tools.web.restoration import DEVICE
 from tests.conftest import ROOT
 from tests.processes import free_port
 from tests.web.conftest import PRESET, serving
@@ -72,10 +73,9 @@ def upload(tab, *paths):
     tab.set_input_files("#photo input[type=file]", paths)
     said = f"{paths[0].name}: " if len(paths) == 1 else f"{len(paths)} photographs"
     tab.locator("#status").get_by_text(said).wait_for()
-    # The times are measured then, and the numbers are those of the checkpoint that was chosen.
-    expect(tab.locator("#way label").first).to_contain_text(re.compile(r", (about )?\d+ (s|min)"))
-    if steps.count():
-        expect(steps).not_to_have_value("999")
+    expect(tab.locator("#way label").first).to_contain_text(re.compile(r", about \d+ (s|min)"))
+    if steps.count():  # the numbers are those of the checkpoint that is chosen
+        expect(steps).to_have_value(re.compile(r"^(?!999$)\d+$"))
 
 
 def run(tab, **fields):
@@ -86,7 +86,11 @@ def run(tab, **fields):
     tab.locator("#status p").first.evaluate("said => { said.textContent = 'before'; }")
     tab.click("#run")
     tab.locator("#status").get_by_text("Done.").wait_for()
-    # Until the run has ended in the page, too, Restore does nothing.
+    ended(tab)
+
+
+def ended(tab):
+    """Wait until a run has ended in the page, too: until then Restore does nothing."""
     expect(tab.locator("#status [data-testid=status-tracker]:not(.hide)")).to_have_count(0)
 
 
@@ -126,9 +130,9 @@ def test_the_slider_compares_by_mouse_and_keys_and_keeps_its_zoom(visitor, photo
     upload(visitor, photo)
     run(visitor)
     left, right = (visitor.locator("#slider img").nth(side) for side in (0, 1))
-    for image in (left, right):
-        expect(image).to_have_js_property("naturalWidth", 60)
-        expect(image).to_have_js_property("naturalHeight", 44)
+    for name, pixels in (("naturalWidth", 60), ("naturalHeight", 44)):
+        expect(left).to_have_js_property(name, pixels)
+        expect(right).to_have_js_property(name, pixels)
     assert left.get_attribute("src") != right.get_attribute("src")
     expect(right).to_have_css("clip-path", "inset(0px 0px 0px 50%)")
     visitor.locator("h1").click()
@@ -198,10 +202,8 @@ def test_only_what_is_painted_is_restored_until_the_next_photograph(visitor, tmp
     expect(visitor.locator("#facts")).to_contain_text("% of the photograph painted")
     assert np.array_equal(part[60, 70:90], everywhere[60, 70:90]), "the middle"
     is_same = (part == before).all(2)
-    assert is_same[:10].all()
-    assert is_same[-10:].all()
-    assert is_same[:, :20].all()
-    assert is_same[:, -20:].all()
+    is_same[10:-10, 20:-20] = True
+    assert is_same.all(), "the border"
     assert not np.array_equal(everywhere[:10], before[:10])
     upload(visitor, photo)
     assert np.array_equal(restored(), everywhere)
@@ -222,12 +224,10 @@ def test_restore_takes_what_is_typed_before_the_page_knows_it_or_refuses_it(visi
     visitor.set_input_files("#photo input[type=file]", ROOT / "README.md")
     expect(said).to_have_text("README.md is not an image of a known format: save it as PNG, JPEG or TIFF.")
     visitor.get_by_test_id("toast-close").click()
-    expect(said).to_have_count(0)
     upload(visitor, photo)
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.slow  # on a busy machine a late movement of the bar can hide what Cancel says
 def test_cancel_ends_a_run_at_once_and_the_page_goes_on(visitor, page, photo):
     upload(visitor, photo)
     page.calls.clear()
@@ -237,8 +237,8 @@ def test_cancel_ends_a_run_at_once_and_the_page_goes_on(visitor, page, photo):
     visitor.locator("#status progress").wait_for()
     visitor.click("#cancel")
     visitor.locator("#status").get_by_text("Cancelled.").wait_for()
-    visitor.wait_for_timeout(1200)  # longer than the bar takes to move
-    assert visitor.locator("#status").get_by_text("Cancelled.").is_visible(), "hidden by a late movement of the bar"
+    ended(visitor)  # it is the run's last word
+    assert visitor.locator("#status").inner_text() == "Cancelled."
     done = len(page.calls)
     visitor.fill("#count input", "1")
     run(visitor, steps=2)
@@ -263,7 +263,7 @@ def test_on_a_phone_many_photographs_are_restored_and_downloaded_together(chromi
 
 
 def test_a_fresh_page_restores_by_the_best_checkpoint_and_shows_the_quick_one_first(chromium, tmp_path, monkeypatch):
-    """Without touching another control; an example of text chooses the checkpoint for that. With a login."""
+    """Without touching another control; a visitor's choice stays, and text chooses its checkpoint. With a login."""
     monkeypatch.setattr("deblur.tools.web.actions.WORTH_A_PREVIEW", 0.0)
     monkeypatch.setattr("deblur.restoration.duration.PIECE_SIDES", (64,))  # maxim takes seconds for larger ones
     array, go_on = np.random.default_rng(4).integers(0, 256, (40, 64, 3), np.uint8), Event()
@@ -275,8 +275,6 @@ def test_a_fresh_page_restores_by_the_best_checkpoint_and_shows_the_quick_one_fi
         for tab in visiting(chromium, page.local_url):
             tab.locator("#details button").first.click()
             upload(tab, tmp_path / "photo.png")
-            best, *_ = page.actions.restorers
-            assert best == "maxim"
             expect(tab.get_by_role("radio", name="Best, ")).to_be_checked()
             predictor = page.actions.restorers["maxim"].pipeline.predictor
             hook = predictor.register_forward_pre_hook(lambda *given: go_on.wait(60) and None)
@@ -289,15 +287,26 @@ def test_a_fresh_page_restores_by_the_best_checkpoint_and_shows_the_quick_one_fi
             expect(tab.locator("#status")).to_contain_text("Done.")
             [restored] = page.actions.restorers["maxim"].pipeline(array, names=["photo"]).images
             assert np.array_equal(np.asarray(Image.open(saved(tab, tmp_path / "saved"))), restored)
-            tab.get_by_role("radio", name="Quick, ").check()
-            expect(tab.locator(STRENGTH)).to_have_value("0.5")
-            run(tab)
+            go_on.clear()  # Quick and Restore are clicked while the times are measured
+            DEVICE.submit(go_on.wait, 60)
+            tab.set_input_files("#photo input[type=file]", tmp_path / "photo.png")
+            tab.get_by_role("radio", name="Quick (measuring)").check()
+            tab.click("#run")
+            expect(tab.locator("#status")).to_contain_text("Measuring how long it takes")
+            go_on.set()
             expect(tab.locator("#facts")).to_contain_text("lite, licence")
+            expect(tab.locator("#status")).to_contain_text("Done.")
+            expect(tab.get_by_role("radio", name="Quick, about ")).to_be_checked()
+            expect(tab.locator(STRENGTH)).to_have_value("0.5")
+            [restored] = page.actions.restorers["lite"].pipeline(array, names=["photo"]).images
+            assert np.array_equal(np.asarray(Image.open(saved(tab, tmp_path / "saved"))), restored)
             examples = tab.locator("#examples button")
             expect(examples).to_have_count(len(page.actions.examples))  # until then another one is the last
             examples.last.click()
             tab.get_by_text("page_blurry.jpg: ").wait_for()
             expect(tab.get_by_role("radio", name="A page of text, ")).to_be_checked()
+            upload(tab, tmp_path / "photo.png")
+            expect(tab.get_by_role("radio", name="Best, ")).to_be_checked()
 
 
 @pytest.mark.slow
@@ -323,8 +332,7 @@ def test_of_two_visitors_at_once_both_finish_and_neither_gets_the_other_s_files(
 @pytest.mark.slow
 def test_24_megapixels_stay_below_4_gb(chromium, tmp_path):
     expect.set_options(timeout=600_000)
-    noise = np.random.default_rng(0).integers(0, 256, (400, 600, 3), np.uint8)
-    Image.fromarray(noise).resize((6000, 4000)).save(tmp_path / "large.jpg")
+    Image.effect_noise((600, 400), 60).resize((6000, 4000)).convert("RGB").save(tmp_path / "large.jpg")
     command = [sys.executable, "app.py", "--port", str(free_port()), "--device", "cpu"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -340,5 +348,4 @@ def test_24_megapixels_stay_below_4_gb(chromium, tmp_path):
         finally:
             server.send_signal(signal.SIGINT)
     peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
-    print(f"{peak / 1e9:.2f} GB")
     assert peak < 4e9

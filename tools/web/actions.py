@@ -4,9 +4,10 @@ import math
 import shutil
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from operator import attrgetter
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
@@ -20,10 +21,11 @@ from torch import Tensor
 from deblur.cli import error_in_words, one_of
 from deblur.data.files.images import ImageError, header_size, read_file
 from deblur.hub import TEXT
+from deblur.restoration.duration import time_in_words
 from deblur.restoration.outputs import targets
 from deblur.settings import SamplingSettings
 from deblur.tools.web.restoration import BEST, DEVICE, PAGE, QUICK, PhotoRestorer, Way, ways_for
-from deblur.tools.web.view import OUTPUTS, bar, canvas, gallery, seconds_in_words, told, view, write_shown
+from deblur.tools.web.view import OUTPUTS, bar, canvas, gallery, told, view, write_shown
 from deblur.tools.web.visits import Photo, Result, Visit, Visits
 from deblur.working_size import resized
 
@@ -44,8 +46,7 @@ class Step(NamedTuple):
     """One photograph to be restored in one way, and about how many seconds that takes."""
 
     photo: Photo
-    word: str
-    restorer: PhotoRestorer
+    way: Way
     settings: SamplingSettings
     seconds: float
 
@@ -77,6 +78,7 @@ class Actions:
     def __init__(self, restorers: dict[str, PhotoRestorer], visits: Visits):
         self.restorers, self.visits = restorers, visits
         self.restorer = next(iter(restorers.values()))
+        self.words = [self.restorer.name] if len(restorers) == 1 else [BEST, QUICK, PAGE][: 2 + (TEXT in restorers)]
         self.options, self.served = self.restorer.options, self.restorer.served
         self.examples = [*PHOTOGRAPHS, *(PAGES if TEXT in restorers else [])]
 
@@ -101,6 +103,7 @@ class Actions:
             raise ValueError("; ".join(refused))
         with visit.lock:
             visit.replace(photos, is_text)
+            visit.measuring = DEVICE.submit(ways_for, self.restorers, visit)
             first, (height, width) = photos[0].name, photos[0].size
             opened = f"{first}: {width} x {height} pixels." if len(photos) == 1 else f"{len(photos)} photographs."
             return [None, told(opened, warnings=refused), canvas(visit.shown), *view(visit)]
@@ -114,25 +117,41 @@ class Actions:
         path = self.examples[number]
         return self.open([{"path": str(path), "orig_name": path.name}], request, path in PAGES)
 
+    def forget(self, request: gr.Request) -> list[Any]:
+        """The ways to restore before their times are measured, and empty numbers, which follow the preset then.
+
+        A choice of the visitor stays; an example of a page chooses the way for that, and a photograph after it another.
+        """
+        visit, chosen = self._visit(request), {}
+        if visit.is_text != visit.was_text:
+            chosen = {"value": PAGE if visit.is_text else self.words[0]}
+        return [gr.Radio([(f"{word} (measuring)", word) for word in self.words], **chosen), *[None] * 4]
+
     @_sentences()
-    def choose(self, request: gr.Request) -> list[Any]:
-        """The ways to restore the open photographs with their times, chosen as by sample.py, and the numbers of it."""
-        visit = self._visit(request)
-        if not visit.photos:
-            return [gr.Radio(interactive=True), *[gr.skip()] * 5]
-        ways = self._measured(visit)
-        word = PAGE if visit.is_text else next(iter(ways))
-        words = [(f"{word}, {seconds_in_words(way.seconds)}", word) for word, way in ways.items()]
-        return [gr.Radio(words, value=word, interactive=True), *self.numbers(word, None, request)]
+    def choose(self, request: gr.Request) -> gr.Radio:
+        """The ways to restore the open photographs with their times."""
+        try:
+            ways = self._visit(request).ways
+        except CancelledError:  # the photographs gave way to others
+            return gr.skip()
+        return gr.Radio([(f"{word}, about {time_in_words(way.seconds)}", word) for word, way in ways.items()])
 
     @_sentences()
     def numbers(self, word: str, preset: str | None, request: gr.Request) -> list[Any]:
-        """The presets of a way to restore, and the numbers of the one that is named, or of the way's own."""
+        """The presets of a way to restore, and the numbers of the one that is named, or of the way's own.
+
+        Nothing changes while the way is not known.
+        """
         _require(str | None, preset=preset)
-        way = self._way(self._visit(request), word)
+        visit = self._visit(request)
+        if visit.measuring is None or not visit.measuring.done():
+            return [gr.skip()] * 6
+        way = self._way(visit, word)
         presets = list(way.restorer.pipeline.config.presets)
-        chosen = preset or way.preset or ("balanced" if "balanced" in presets else None)
-        return [gr.Dropdown(presets, value=chosen), *NUMBERS(way.restorer.pipeline.preset(chosen))]
+        if preset not in presets:
+            preset = way.preset or ("balanced" if "balanced" in presets else None)
+        shown = gr.skip() if word in visit.ways else BEST
+        return [shown, gr.Dropdown(presets, value=preset), *NUMBERS(way.restorer.pipeline.preset(preset))]
 
     def restore(
         self,
@@ -162,46 +181,51 @@ class Actions:
             _require(str | None, preset=preset, sampler=sampler)
             _require(int | float | None, steps=steps, samples=count, strength=strength)
             values = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
+            if not visit.measuring.done():
+                values["blend"] = None  # a slider cannot be empty, and shows that of the way before
             numbers = {name: value for name, value in values.items() if value is not None}
-            self._measured(visit)
-            settings = self._way(visit, word).restorer.pipeline.preset(preset).changed(numbers)
             painted = self._painted(mask, visit.shown)
-            plan = self._plan(visit, word, settings, visit.photos if painted is None else [visit.shown])
+            photos = visit.photos
             visit.stop.clear()
-            yield from self._restored(visit, plan, (seed, scale if scale == "auto" else float(scale), painted))
+            try:
+                yield from _bars(visit, visit.measuring, "Measuring how long it takes")
+                if visit.stop.is_set():
+                    raise CancelledError
+                way = self._way(visit, word)
+                settings = way.restorer.pipeline.preset(preset or way.preset).changed(numbers)
+                plan = self._plan(visit, way, settings, photos if painted is None else [visit.shown])
+                yield from self._restored(visit, plan, (seed, scale if scale == "auto" else float(scale), painted))
+            except CancelledError:
+                if visit.photos is photos:  # otherwise others took their place
+                    yield [told("Cancelled."), *[gr.skip()] * OUTPUTS]
 
-    def _plan(self, visit: Visit, word: str, settings: SamplingSettings, photos: list[Photo]) -> list[Step]:
+    def _plan(self, visit: Visit, way: Way, settings: SamplingSettings, photos: list[Photo]) -> list[Step]:
         """What is restored in which order: all the quick way first, if it is to be done the best way and takes long."""
         for name, value in {"steps": settings.steps, "samples": settings.num_samples}.items():
             if value > (largest := getattr(self.served, f"max_{name}")):
                 raise ValueError(f"this page takes at most {largest} {name}, not {value}: restore it with sample.py")
         pixels = sum(math.prod(photo.size) for photo in visit.photos)
 
-        def steps(word: str, settings: SamplingSettings) -> list[Step]:
-            restorer, _, seconds = visit.ways[word]
-            return [Step(one, word, restorer, settings, seconds * math.prod(one.size) / pixels) for one in photos]
+        def steps(way: Way, settings: SamplingSettings) -> list[Step]:
+            return [Step(one, way, settings, way.seconds * math.prod(one.size) / pixels) for one in photos]
 
-        plan = steps(word, settings)
-        if word == BEST and QUICK in visit.ways and any(step.seconds > WORTH_A_PREVIEW for step in plan):
+        plan = steps(way, settings)
+        if way.word == BEST and QUICK in visit.ways and any(step.seconds > WORTH_A_PREVIEW for step in plan):
             quick = visit.ways[QUICK]
-            plan = steps(QUICK, quick.restorer.pipeline.preset(quick.preset)) + plan
+            plan = steps(quick, quick.restorer.pipeline.preset(quick.preset)) + plan
         return plan
 
     def _restored(self, visit: Visit, plan: list[Step], given: tuple) -> Iterator[list[Any]]:
         """The state of the page while the plan is followed, and after each result."""
         failures, rest = [], [gr.skip()] * OUTPUTS
         for at, step in enumerate(plan):
-            started, place = monotonic(), f", {at + 1} of {len(plan)}" if len(visit.photos) > 1 else ""
-            doing = f"{step.word}: {step.photo.name}{place}"
-            run = DEVICE.submit(step.restorer.restore, visit, step.photo, step.settings, *given)
-            while not run.done():
-                visit.used = monotonic()
-                yield [bar(doing, monotonic() - started, step.seconds), *rest]
-                wait([run], TICK)
+            place = f", {at + 1} of {len(plan)}" if len(visit.photos) > 1 else ""
+            run = DEVICE.submit(step.way.restorer.restore, visit, step.photo, step.settings, *given)
+            yield from _bars(visit, run, f"{step.way.word}: {step.photo.name}{place}", step.seconds)
+            if visit.stop.is_set():
+                run.cancel()  # if it has not begun; otherwise it ends with a layer
             try:
                 yield [gr.skip(), *self._added(visit, run.result())]
-            except CancelledError:
-                return
             except ValueError as error:
                 if len(plan) == 1:
                     raise
@@ -215,10 +239,9 @@ class Actions:
             is_shown = result.photo is visit.shown
             return view(visit) if is_shown else [gallery(visit), *[gr.skip()] * (OUTPUTS - 1)]
 
-    def cancel(self, request: gr.Request) -> str:
-        """Stop this visitor's run before the next layer of its networks."""
+    def cancel(self, request: gr.Request) -> None:
+        """Stop this visitor's run before the next layer of its networks; the run says so when it has ended."""
         self._visit(request).stop.set()
-        return told("Cancelled.")
 
     @_sentences()
     def select(self, event: gr.EventData, request: gr.Request) -> list[Any]:
@@ -281,18 +304,11 @@ class Actions:
     def _visit(self, request: gr.Request) -> Visit:
         return self.visits.of(request.session_hash or uuid4().hex)
 
-    def _measured(self, visit: Visit) -> dict[str, Way]:
-        """The ways to restore a visit's photographs, which are measured once."""
-        with visit.measuring:
-            if not visit.ways:
-                visit.ways = DEVICE.submit(ways_for, self.restorers, visit.photos).result()
-            return visit.ways
-
     def _way(self, visit: Visit, word: str) -> Way:
-        """A way to restore, by the word for it; before a photograph is there, by the first checkpoint."""
+        """A way to restore, by the word for it. Where the best is the quickest, that is meant by QUICK, too."""
         _require(str, way=word)
-        if not visit.ways:
-            return Way(self.restorer, None, 0.0)
+        if word == QUICK and QUICK not in visit.ways:
+            word = BEST
         if word not in visit.ways:
             raise ValueError(one_of("way", f"{word:.40}", list(visit.ways)))
         return visit.ways[word]
@@ -331,6 +347,22 @@ class Actions:
             raise ImageError(str(error).replace(layer["path"], "what is painted")) from None
         _require(Tensor, painted=alpha)
         return resized(alpha[None].float() / 255, *photo.size).clamp(0, 1)[0, 0] if alpha.any() else None
+
+
+def _bars(visit: Visit, job: Future, doing: str, seconds: float | None = None) -> Iterator[list[Any]]:
+    """The state of the page while a job is waited for, until it ends or is cancelled."""
+    started = monotonic()
+    for tick in count():
+        if job.done() or visit.stop.is_set():
+            return
+        visit.used = monotonic()
+        if tick and not job.running():
+            started = visit.used
+            said = told(f"{doing} waits for another visitor's photograph.")
+        else:
+            said = bar(doing, visit.used - started, seconds)
+        yield [said, *[gr.skip()] * OUTPUTS]
+        wait([job], TICK)
 
 
 def _unused(name: str, photos: list[Photo]) -> str:

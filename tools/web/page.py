@@ -15,7 +15,7 @@ from deblur.hub import TEXT, shipped
 from deblur.restoration.options import Options, ways
 from deblur.settings import Sampler
 from deblur.tools.web.actions import SCALES, Actions
-from deblur.tools.web.restoration import BEST, PAGE, QUICK, PhotoRestorer
+from deblur.tools.web.restoration import PhotoRestorer
 from deblur.tools.web.served import LOCAL, Served
 from deblur.tools.web.visits import IDLE_SECONDS, Visits
 
@@ -105,12 +105,11 @@ def _place(ui: SimpleNamespace, actions: Actions) -> None:
     pipeline = actions.restorer.pipeline
     first, presets = pipeline.preset(), list(pipeline.config.presets)
     balanced = "balanced" if "balanced" in presets else None
-    words = list(actions.restorers)[:1] if len(actions.restorers) == 1 else [BEST, QUICK, PAGE]
     examples = [[str(path)] for path in actions.examples]
     with gr.Column(scale=1, min_width=300):
         ui.photo = gr.File(label="Photographs", file_count="multiple", height=130)
         ui.examples = gr.Dataset(components=[gr.Image(visible=False)], samples=examples, label="Or one of these")
-        ui.way = gr.Radio(words, value=words[0], show_label=False)
+        ui.way = gr.Radio(actions.words, value=actions.words[0], show_label=False)
         with gr.Row():
             ui.run = gr.Button("Restore", variant="primary", min_width=80)
             ui.cancel = gr.Button("Cancel", min_width=80)
@@ -154,18 +153,16 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     # Clear the upload field after a refused file too, so that another one can be dropped.
     opening.failure(lambda: (None, NOT_OPENED), None, [ui.photo, ui.status], show_progress="hidden", **EVENT)
     for event in (opening, ui.examples.click(actions.example, ui.examples, opened, **shown)):
-        # No way can be chosen while they are measured: the answer would replace it.
-        measuring = event.success(lambda: gr.Radio(interactive=False), None, ui.way, **FAST)
-        choosing = measuring.then(actions.choose, None, chosen, show_progress="hidden", **EVENT)
-        choosing.failure(lambda: gr.Radio(interactive=True), None, ui.way, **FAST)
+        measuring = event.success(actions.forget, None, chosen[:-1], **FAST)
+        measured = measuring.success(actions.choose, None, ui.way, show_progress="hidden", **EVENT)
+        measured.success(actions.numbers, [ui.way, ui.preset], chosen, **FAST)  # of what is chosen by then
     for field, given in ((ui.preset, [ui.way, ui.preset]), (ui.way, [ui.way, gr.State()])):
-        field.input(actions.numbers, given, chosen[1:], **FAST)
+        field.input(actions.numbers, given, chosen, **FAST)
     settings = [*chosen, ui.seed, ui.scale, ui.mask]
-    # While it runs, its own bar stands in the status.
-    running = ui.run.click(
-        actions.restore, settings, [ui.status, *view], js=TYPED, **shown | {"show_progress": "minimal"}
-    )
-    ui.cancel.click(actions.cancel, None, ui.status, cancels=running, queue=False, **EVENT)
+    # While it runs, its own bar stands in the status; runs of several visitors wait for the device.
+    running = shown | {"show_progress": "minimal", "concurrency_limit": None}
+    ui.run.click(actions.restore, settings, [ui.status, *view], js=TYPED, **running)
+    ui.cancel.click(actions.cancel, None, None, queue=False, **EVENT)
     ui.gallery.select(actions.select, None, [ui.mask, *view], **FAST)
     # Of events that follow one another the last counts.
     ui.strength.input(actions.look, [ui.kind, ui.strength], view, trigger_mode="always_last", **FAST)

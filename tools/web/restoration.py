@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -143,48 +143,56 @@ class PhotoRestorer:
 
 
 class Way(NamedTuple):
-    """A checkpoint with a preset, and about how many seconds a visit's photographs take by it."""
+    """A checkpoint with a preset, the word for it, and about how many seconds a visit's photographs take by it."""
 
+    word: str
     restorer: PhotoRestorer
     preset: str | None
     seconds: float
 
 
-def ways_for(restorers: Mapping[str, PhotoRestorer], photos: Sequence[Photo]) -> dict[str, Way]:
-    """How photographs can be restored, the way that sample.py would choose first, by the words for it.
+def ways_for(restorers: Mapping[str, PhotoRestorer], visit: Visit) -> dict[str, Way]:
+    """How a visit's photographs can be restored, the way that sample.py would choose first, by the words for it.
 
     Args:
         restorers: by their checkpoints' names: those that sample.py chooses among, and the one for text; or one alone,
             whose name is then the word.
-        photos: on which the time is measured, as a piece of one of them takes it.
+        visit: of whose photographs the time is measured, as a piece of one of them takes it.
+
+    Raises:
+        ValueError: they cannot be restored.
+        CancelledError: others took their place.
     """
-    first = next(iter(restorers.values()))
+    first, photos = next(iter(restorers.values())), visit.photos
     sized = [(photo.file, Names.of(photo.file), *photo.size) for photo in photos]
 
-    def seconds(options: Options, restorer: PhotoRestorer, may_take: float = math.inf) -> float:
-        measured = Restorer(options, {}, restorer.pipeline)
-        duration = expected(measured, sized, may_take)
+    def look() -> None:
+        if visit.photos is not photos:
+            raise CancelledError
+
+    def measured(word: str, restorer: PhotoRestorer, options: Options, may_take: float = math.inf) -> Way:
+        one = Restorer(options, {}, restorer.pipeline)
+        with _watched(restorer.pipeline, look):
+            seconds = expected(one, sized, may_take).seconds
         for photo in photos:
-            if photo.file in measured.scales:
-                photo.scales[restorer.name] = measured.scales[photo.file]
-        return duration.seconds
+            if photo.file in one.scales:
+                photo.scales[restorer.name] = one.scales[photo.file]
+        return Way(word, restorer, options.preset, seconds)
 
     if len(restorers) == 1:
-        return {first.name: Way(first, None, seconds(first.options, first))}
-    found, possible = {}, ways(replace(first.options, checkpoint=None), {})
+        return {first.name: measured(first.name, first, first.options)}
+    possible = ways(replace(first.options, checkpoint=None), {})
     for options, may_take in possible:
-        restorer = restorers[Path(options.checkpoint).name]
-        way = Way(restorer, options.preset, seconds(options, restorer, may_take))
-        if way.seconds <= may_take or first.pipeline.device.type != "cpu":
-            found[BEST] = way
+        best = measured(BEST, restorers[Path(options.checkpoint).name], options, may_take)
+        if best.seconds <= may_take or first.pipeline.device.type != "cpu":
             break
-    options, _ = possible[-1]
-    quick = restorers[Path(options.checkpoint).name]
-    if found[BEST].restorer is not quick:
-        found[QUICK] = Way(quick, options.preset, seconds(options, quick))
+    found = [best]
+    quickest, _ = possible[-1]
+    if best.restorer.name != Path(quickest.checkpoint).name:
+        found.append(measured(QUICK, restorers[Path(quickest.checkpoint).name], quickest))
     if TEXT in restorers:
-        found[PAGE] = Way(restorers[TEXT], None, seconds(restorers[TEXT].options, restorers[TEXT]))
-    return found
+        found.append(measured(PAGE, restorers[TEXT], restorers[TEXT].options))
+    return {way.word: way for way in found}
 
 
 @contextmanager

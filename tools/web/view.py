@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deblur.data.files import images
 from deblur.data.files.images import ImageFile
+from deblur.restoration.duration import time_in_words
 from deblur.restoration.maps import heat_map, reduced
 from deblur.tools.web.visits import Photo, Result, Visit
 
@@ -69,18 +70,11 @@ def told(*sentences: str, warnings: Sequence[str] = ()) -> str:
     return notes + "".join(f'<p class="warning">{escape(warning)}</p>' for warning in warnings)
 
 
-def seconds_in_words(seconds: float) -> str:
-    """A time: 3 s, about 70 s, about 12 min."""
-    if seconds < 10:
-        return f"{max(1, round(seconds))} s"
-    return f"about {round(seconds, -1):.0f} s" if seconds < 95 else f"about {seconds / 60:.0f} min"
-
-
 def bar(doing: str, passed: float, seconds: float | None) -> str:
     """A bar that moves by the expected seconds; without those it tells no share."""
     if seconds is None:
         return f"{told(f'{doing}.')}<progress></progress>"
-    rest = f"{seconds_in_words(seconds - passed)} left" if passed < seconds else "it takes longer than expected"
+    rest = f"{time_in_words(seconds - passed)} left" if passed < seconds else "it takes longer than expected"
     return f'{told(f"{doing}, {rest}.")}<progress value="{min(passed / seconds, 0.97):.3f}"></progress>'
 
 

@@ -2,10 +2,11 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path, PurePath
-from threading import Event, Lock, RLock
+from threading import Event, RLock
 from time import monotonic
 from typing import Literal, NamedTuple
 from uuid import uuid4
@@ -180,22 +181,30 @@ class Visit:
         self.folder, self.served = folder, served
         self.photos: list[Photo] = []
         self.shown: Photo | None = None
-        self.ways: dict[str, NamedTuple] = {}  # `restoration.Way` by word, once it is measured for these photographs
-        self.is_text = False  # whether they are known to be a page of text
+        self.measuring: Future | None = None  # finds `restoration.Way` by word for these photographs
+        self.is_text = self.was_text = False  # whether they, and those before, are known to be a page of text
         self.results: list[Result] = []  # the newest last
-        self.stop, self.lock, self.measuring, self.used = Event(), RLock(), Lock(), 0.0
+        self.stop, self.lock, self.used = Event(), RLock(), 0.0
         self._files: dict[object, Path] = {}  # the one that was served last comes last
         folder.mkdir(parents=True)
 
     def replace(self, photos: list[Photo], is_text: bool) -> None:
-        """Go on with other photographs; a run on the ones before is stopped."""
+        """Go on with other photographs; what is done with the ones before is stopped."""
         self.stop.set()
+        if self.measuring:
+            self.measuring.cancel()
         for photo in self.photos:
             photo.file.unlink(missing_ok=True)
             shutil.rmtree(photo.small.parent, ignore_errors=True)
         for result in self.results:
             result.remove()
-        self.photos, self.shown, self.results, self.ways, self.is_text = photos, photos[0], [], {}, is_text
+        self.photos, self.shown, self.results = photos, photos[0], []
+        self.is_text, self.was_text = is_text, self.is_text
+
+    @property
+    def ways(self) -> dict[str, NamedTuple]:
+        """`restoration.Way` by word, which is waited for; CancelledError if the photographs gave way to others."""
+        return self.measuring.result() if self.measuring else {}
 
     def keep(self, result: Result, policy: Literal["keep", "none"]) -> None:
         """Keep a photograph's newest result, and of the oldest beyond LARGEST_RESULTS the finished file alone."""
@@ -226,8 +235,9 @@ class Visit:
         return str(path)
 
     def close(self) -> None:
-        """Stop the run and remove every file."""
+        """Stop what is done and remove every file."""
         self.stop.set()
+        self.photos = []
         for folder in (self.folder, self.served):
             shutil.rmtree(folder, ignore_errors=True)
 
