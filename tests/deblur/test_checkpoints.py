@@ -144,7 +144,7 @@ def test_an_own_network_computes_in_float32_also_in_a_cascade(tmp_path, first, s
     assert pipeline(torch.rand(3, 16, 16), SamplingSettings(blend=0.0), output_type="pt").images.isfinite().all()
 
 
-def test_the_hash_of_a_network_has_one_zero_and_follows_its_weights():
+def test_the_hash_of_a_network_has_one_zero_and_follows_its_weights_of_whatever_type():
     network = tiny_pipeline().predictor
     weight = next(network.parameters()).data
     weight.view(-1)[0] = 0.0
@@ -153,6 +153,8 @@ def test_the_hash_of_a_network_has_one_zero_and_follows_its_weights():
     assert network_hash(network) == before
     weight.view(-1)[0] = 1e-30
     assert network_hash(network) != before
+    halved = network_hash(network.half())
+    assert network_hash(network.float()) == halved
 
 
 CONTENT = ["model_index.json", "scheduler/scheduler_config.json"]
