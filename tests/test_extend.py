@@ -110,8 +110,13 @@ def test_an_own_sampler_restores(outside):
     assert not torch.equal(few, many)
 
 
-def test_an_own_schedule_is_sampled_with_and_trained_on(outside, run_folder):
-    assert fit("--model.schedule", "{name: myschedules.karras, steps: 30}") == 0
+def test_an_own_schedule_is_sampled_with_and_trained_on_and_resumed(outside, run_folder, caplog):
+    schedule = ["--model.schedule", "{name: myschedules.karras, steps: 30}"]
+    assert fit(*schedule) == 0
+    with caplog.at_level("INFO"):
+        assert fit(*schedule, "--trainer.max_steps", "3") == 0
+    assert "resumed from run/checkpoints/last.ckpt, step 2" in caplog.text
+    assert fit("--trainer.max_steps", "4") == 2
     for checkpoint in ("run/checkpoint", "run/checkpoints/last.ckpt"):
         levels = load_pipeline(checkpoint).levels
         assert len(levels) == 30
@@ -122,7 +127,7 @@ def test_an_own_schedule_is_sampled_with_and_trained_on(outside, run_folder):
     assert sample.main([*command, "--schedule", "myschedules.nothing", "--overwrite"]) == 2
 
 
-def test_an_own_layout_is_trained_on_and_evaluated(outside, run_folder):
+def test_an_own_layout_is_trained_on_resumed_and_evaluated(outside, run_folder, caplog):
     for split in ("train", "val", "test"):
         for name in ("a", "b"):
             for side in ("blurry", "sharp"):
@@ -130,6 +135,9 @@ def test_an_own_layout_is_trained_on_and_evaluated(outside, run_folder):
     (run_folder / "layout.yaml").write_text(re.search(r"```yaml\n(data:.*?)```", PAGE, re.DOTALL)[1] + "  blur: null\n")
     run = train.cli(["fit", "--config", "run.yaml", "--config", "layout.yaml", *SHORT])
     assert [len(split) for split in (run.datamodule.train_set, run.datamodule.val_set)] == [2, 2]
+    with caplog.at_level("INFO"):
+        assert fit("--config", "layout.yaml", "--trainer.max_steps", "3") == 0
+    assert "resumed from run/checkpoints/last.ckpt, step 2" in caplog.text
     assert (run_folder / "run" / "checkpoint").is_dir()
     [command] = re.findall(r"python evaluate.py (--data '{.*)", PAGE)
     (run_folder / "grid.yaml").write_text("settings: [{steps: 1}]\n")
