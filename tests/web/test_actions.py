@@ -97,7 +97,7 @@ def test_cancel_is_the_last_word_of_a_run_and_nothing_is_said_of_photographs_tha
     DEVICE.submit(others.wait, 60)
     run = page.actions.restore(*fields, REQUEST)
     assert "<progress" in next(run)[0]
-    assert "a photo.jpg waits for another visitor" in next(run)[0]
+    assert "a photo.jpg, after another visitor" in next(run)[0]
     page.actions.cancel(REQUEST)
     assert [said for said, *_ in run] == ["<p>Cancelled.</p>"]
     others.set()

@@ -358,7 +358,7 @@ def _bars(visit: Visit, job: Future, doing: str, seconds: float | None = None) -
         visit.used = monotonic()
         if tick and not job.running():
             started = visit.used
-            said = told(f"{doing} waits for another visitor's photograph.")
+            said = told(f"{doing}, after another visitor's photograph.")
         else:
             said = bar(doing, visit.used - started, seconds)
         yield [said, *[gr.skip()] * OUTPUTS]
