@@ -18,6 +18,13 @@ SURROUNDINGS = 24  # pixels, the standard deviation of the region around a pixel
 BLOCK = 8  # pixels a side, in which regions are averaged first
 LEAST_FINE_DETAIL = 0.05  # the least detail of a sharp image, relative to its contrast around a pixel
 LEAST_SHAKEN_DETAIL = 0.1  # where its edges lie in one direction, as the streaks of a shake do
+LEAST_LIGHTS = 0.1  # the share of lights in the fine detail of a night
+LEAST_DETAIL_OF_LIGHTS = 0.09  # the least detail of a sharp night after a mean of 3 x 3 pixels, relative as above
+LEAST_LIKENESS = 0.39  # of the traces in the parts of a night whose lights are streaks
+PART = 128  # pixels a side, of the parts that are compared
+FEWEST_PARTS, MOST_PARTS = 4, 64  # that are compared, of those with the strongest edges
+LEAST_ENERGY = 0.05  # of a part's edges, relative to the strongest part's
+NEAREST, FARTHEST = 3, 20  # pixels, the distances of a trace that are compared
 SQUARE, UPRIGHT, LYING = (9, 9), (13, 5), (5, 13)  # blocks: a region that looks blurred and holds none of these is none
 BRIGHTEST_SURFACE = 2.0  # times the brightness around it: what is brighter is a light, whose streaks are not sharp
 EVEN = (5, 5)  # pixels, of an even neighbourhood
@@ -32,7 +39,8 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     1 while change / (detail + keep_sharp), both as root mean squares around a pixel, rises from KEPT_UP_TO to
     RESTORED_FROM. Where all neighbours have one value, as on a page or a screen, nothing is changed. Nothing at all is
     changed where a part of the image is sharp and the rest is blurred in no direction: it is out of focus, as a
-    portrait's background is. Lights make no part sharp: in a shaken photograph of a night they are streaks.
+    portrait's background is. Lights make no part sharp: in a shaken photograph of a night they are streaks. Where all
+    of them draw one trace, all that is uneven is restored.
 
     Args:
         blurry: (N, 3, H, W) in [0, 1].
@@ -50,7 +58,6 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     detail = 255 * _root_mean(_fine_detail(grey), visible)
     blocks = _without_specks(((change / (detail + keep_sharp) - KEPT_UP_TO) / (RESTORED_FROM - KEPT_UP_TO)).clamp(0, 1))
     share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]
-    share = share * _is_uneven(grey)
     without_lights = 255 * _root_mean(_fine_detail(_without_lights(grey)), visible)
     is_sharp = (blocks == 0) & (without_lights > LEAST_DETAIL)
     inside = _least(blocks, SQUARE) == 1  # without the edge of what is sharp
@@ -62,6 +69,8 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     )
     defocused &= _direction(mean_change, whole) < DIRECTION_OF_MOTION
     share = torch.where(defocused.view(-1, 1, 1, 1), 0.0, share)
+    streaks = torch.tensor([has_streaks(one) for one in blurry], device=share.device)
+    share = torch.where(streaks.view(-1, 1, 1, 1), 1.0, share) * _is_uneven(grey)
     return share if visible is None else share * visible
 
 
@@ -149,6 +158,54 @@ def is_shaken(blurry: Tensor) -> bool:
     if _relative_detail(grey) >= LEAST_SHAKEN_DETAIL:
         return False
     return bool(_direction(grey, torch.ones_like(grey)) > DIRECTION_OF_MOTION)
+
+
+def has_streaks(image: Tensor) -> bool:
+    """Whether the lights of an image (3, H, W) in [0, 1] are streaks: soft, and of one trace in all its parts."""
+    grey = image.float().mean(0, keepdim=True)[None]
+    lights = 1 - _fine_detail(_without_lights(grey)).mean() / _fine_detail(grey).mean()
+    smooth = _mean(grey)
+    return (
+        bool(lights > LEAST_LIGHTS)
+        and _relative_detail(smooth) < LEAST_DETAIL_OF_LIGHTS
+        and _likeness(_mean(smooth)) > LEAST_LIKENESS
+    )
+
+
+def _likeness(grey: Tensor) -> float:
+    """How alike the traces in the parts of an image (1, 1, H, W) are: their mean cosine, 1 if they are the same.
+
+    The trace of a part is the autocorrelation of its edges, without its mean at each distance. Blurred by one path, all
+    parts have that of the path (Goldstein and Fattal, "Blur-kernel estimation from spectral irregularities", 2012).
+    """
+    if min(grey.shape[-2:]) < PART:
+        return 0.0
+    edges = grey - _mean(grey)
+    parts = edges[0, 0].unfold(0, PART, PART).unfold(1, PART, PART).flatten(0, 1)
+    window = torch.hann_window(PART, device=grey.device)
+    parts = parts * window * window[:, None]
+    energies, strongest = parts.square().sum((1, 2)).topk(min(len(parts), MOST_PARTS))
+    strongest = strongest[energies > LEAST_ENERGY * energies[0]]
+    if len(strongest) < FEWEST_PARTS:
+        return 0.0
+    spectra = torch.fft.rfft2(parts[strongest], (2 * PART, 2 * PART))
+    correlations = torch.fft.fftshift(torch.fft.irfft2(spectra.abs().square()), (1, 2))
+    middle = slice(PART - FARTHEST, PART + FARTHEST + 1)
+    offsets = torch.arange(-FARTHEST, FARTHEST + 1.0, device=grey.device)
+    distances = torch.hypot(offsets[:, None], offsets)
+    traces = correlations[:, middle, middle]
+    for distance in range(FARTHEST + 1):
+        ring = distances.round() == distance
+        traces[:, ring] -= traces[:, ring].mean(1, keepdim=True)
+    compared = traces[:, (distances >= NEAREST) & (distances <= FARTHEST)]
+    directions = compared / compared.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    count = len(directions)
+    return ((directions.sum(0).square().sum() - count) / (count * (count - 1))).item()
+
+
+def _mean(values: Tensor) -> Tensor:
+    """The mean of 3 x 3 pixels around each."""
+    return avg_pool2d(values, 3, 1, 1, count_include_pad=False)
 
 
 def _relative_detail(grey: Tensor, share: Tensor = EVERYWHERE) -> float:

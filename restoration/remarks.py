@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from deblur.keep_sharp import is_shaken, lacks_detail
+from deblur.keep_sharp import has_streaks, is_shaken, lacks_detail
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 RESTORED_WHOLLY = 0.95  # share of an image from which on nothing is said of the rest
@@ -39,7 +39,7 @@ def still_blurred_remarks(share: Tensor, restored: Tensor) -> list[str]:
 
     `share` (1, 1, H, W) or (1, 1, 1, 1) is what is restored.
     """
-    if not share.any() or not lacks_detail(restored, share):
+    if not share.any() or not (lacks_detail(restored, share) or has_streaks(restored)):
         return []
     where = " where it is restored" if share.mean() <= RESTORED_WHOLLY else ""
     return [f"is still blurred{where}: its blur is larger than this checkpoint knows, try a smaller --scale"]

@@ -1,5 +1,7 @@
 """Sharp images stay as they are, by how much the predictor changes them; what is wrong with a sample."""
 
+import math
+
 import pytest
 import torch
 from torchvision.transforms.functional import gaussian_blur
@@ -134,6 +136,35 @@ def test_lights_that_are_streaks_do_not_make_a_shaken_night_sharp():
     day = blurry.clone()
     day[..., :180, :] = noise(180, 512)
     assert not restored_share(day, predicted(torch.cat([day[..., :180, :], clear[..., 180:, :]], 2)), 2.5).any()
+
+
+def drawn(trace, softness=2.0):
+    """A dark image with lights, each of which draws the trace, offsets in rows and columns."""
+    night = torch.zeros(1, 3, 384, 512)
+    for row, column in torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).tolist():
+        for down, across in trace:
+            night[..., 20 + int(300 * row) + down, 20 + int(440 * column) + across] = 1
+    return gaussian_blur(night, 13, softness)
+
+
+LINE = [(k // 3, k) for k in range(28)]
+CURVE = [(round(18 * (1 - math.cos(k / 18))), round(18 * math.sin(k / 18))) for k in range(28)]
+
+
+@pytest.mark.parametrize("trace", [LINE, CURVE])
+def test_a_night_whose_lights_all_draw_one_trace_is_restored_though_the_predictor_leaves_them(trace):
+    nights = torch.cat([drawn(trace, softness=0.5), drawn(trace)])
+    tubes, streaks = restored_share(nights, predicted(nights), 2.5)
+    assert not tubes.any(), "sharp lights of one shape"
+    assert (streaks[0][nights[1, 0] > 0.01] == 1).all()
+    assert not streaks[:, -10:].any(), "what is even stays"
+
+
+def test_lights_that_each_have_a_trace_of_their_own_are_no_streaks():
+    own = drawn(LINE)
+    own[..., 192:, :] = drawn([(-row, column) for row, column in LINE])[..., 192:, :]
+    own[..., 256:] = drawn([(column, row) for row, column in LINE])[..., 256:]
+    assert not restored_share(own, predicted(own), 2.5).any()
 
 
 def test_an_image_of_a_few_pixels_has_a_share():

@@ -37,6 +37,20 @@ def test_an_image_that_is_blurred_still_says_so():
     assert still_blurred_remarks(everywhere, sharp) == []
 
 
+def test_a_night_whose_lights_are_streaks_still_says_so():
+    points, streaks = torch.zeros(2, 3, 384, 512)
+    for row, column in torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).tolist():
+        place = (slice(None), 20 + int(340 * row), slice(20 + int(440 * column), 48 + int(440 * column)))
+        streaks[place] = 1
+        points[place][:, :2] = 1
+    points, streaks = gaussian_blur(points, 13, 1.0), gaussian_blur(streaks, 13, 2.0)
+    everywhere = torch.ones(1, 1, 1, 1)
+    assert still_blurred_remarks(everywhere, streaks) == [
+        "is still blurred: its blur is larger than this checkpoint knows, try a smaller --scale"
+    ]
+    assert still_blurred_remarks(everywhere, points) == []
+
+
 @pytest.mark.parametrize("is_soft_restored", [True, False])
 def test_of_what_was_kept_it_is_not_said_that_it_is_blurred_still(is_soft_restored):
     sharp, soft, share = noise(128, 640)[0], gaussian_blur(noise(128, 640), 41, 9.0)[0], torch.zeros(1, 1, 128, 640)

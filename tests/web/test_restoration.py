@@ -89,6 +89,18 @@ def test_a_sharp_upload_is_kept_as_the_pipeline_keeps_it_and_a_remark_says_so(pa
     assert bool(result.faults) != is_kept, "what is wrong stands apart from what is notable"
 
 
+def test_what_is_still_blurred_is_said_on_the_page_too(page, visit):
+    result = run(page, strength=0)
+    result.settings = replace(result.settings, keep_sharp=0.0)
+    result.check()
+    assert "still blurred" not in "; ".join(result.notes)
+    file = result.folder / "x_init.npy"
+    shape = np.load(file).shape
+    np.save(file, np.broadcast_to(np.linspace(-1, 1, shape[-1], dtype=np.float32), shape))
+    result.check()
+    assert "still blurred" in "; ".join(result.notes)
+
+
 @pytest.mark.parametrize("scale", ["auto", "0.6"])
 def test_what_is_painted_is_restored_as_a_mask_of_sample_py_says(page, visit, tmp_path, monkeypatch, scale):
     """On the photograph as it is shown, upright; the file of the download is the same to the byte."""

@@ -21,7 +21,7 @@ from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
 from deblur.image_processor import visible_pixels, with_hidden_filled
 from deblur.keep_sharp import restored_amount
 from deblur.restoration.outputs import Names, named
-from deblur.restoration.remarks import faults, kept_remarks, scale_remarks
+from deblur.restoration.remarks import faults, kept_remarks, scale_remarks, still_blurred_remarks
 from deblur.settings import SamplingSettings
 
 PREDICTION = "prediction"
@@ -136,6 +136,7 @@ class Result:
         amount = restored_amount(output.share, self.photo.visible)
         filled = with_hidden_filled(image.values[None], self.photo.visible)[0]
         self.notes = kept_remarks(amount, filled, output.discarded, self.mask is not None)
+        self.notes += still_blurred_remarks(output.share, output.images[0])
         self.notes += [*scale_remarks(self.scale, *self.photo.size, amount), *image.remarks]
         self.notes += images.remarks_on(image, PurePath(self.file_name(self.kinds[-1])).suffix)
         if len(self.kinds) > 1 and self.settings.blend > 0 and output.share.any():
