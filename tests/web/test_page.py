@@ -248,9 +248,8 @@ def test_cancel_ends_a_run_at_once_and_the_page_goes_on(visitor, page, photo):
 
 def test_on_a_phone_many_photographs_are_restored_and_downloaded_together(chromium, page, photo, tmp_path):
     """Also a HEIC. Nothing is wider than the screen."""
-    random = np.random.default_rng(6)
     for name in ("sea.heic", "town.jpg"):
-        Image.fromarray(random.integers(0, 256, (40, 64, 3), np.uint8)).save(tmp_path / name)
+        Image.effect_noise((64, 40), 60).convert("RGB").save(tmp_path / name)
     for tab in visiting(chromium, page.local_url, width=390):
         upload(tab, photo, tmp_path / "sea.heic", tmp_path / "town.jpg")
         run(tab)
@@ -330,16 +329,17 @@ def test_of_two_visitors_at_once_both_finish_and_neither_gets_the_other_s_files(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_24_megapixels_stay_below_4_gb(chromium, tmp_path):
-    expect.set_options(timeout=600_000)
+    expect.set_options(timeout=2_000_000)
     Image.effect_noise((600, 400), 60).resize((6000, 4000)).convert("RGB").save(tmp_path / "large.jpg")
     command = [sys.executable, "app.py", "--port", str(free_port()), "--device", "cpu"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             for tab in visiting(chromium, re.search(r"http://\S+", server.stdout.readline())[0]):
-                tab.set_default_timeout(600_000)
-                upload(tab, tmp_path / "large.jpg")
-                tab.get_by_role("radio", name="Quick, ").check()
+                tab.set_default_timeout(2_000_000)
+                tab.set_input_files("#photo input[type=file]", tmp_path / "large.jpg")
+                tab.get_by_role("radio", name="Quick (measuring)").check()  # it may be found to be the best, too
                 run(tab)
                 changed(tab, 1, tab.fill, STRENGTH, "0.4")
                 with Image.open(saved(tab, tmp_path)) as restored:
@@ -347,5 +347,4 @@ def test_24_megapixels_stay_below_4_gb(chromium, tmp_path):
             status = Path(f"/proc/{server.pid}/status").read_text()
         finally:
             server.send_signal(signal.SIGINT)
-    peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
-    assert peak < 4e9
+    assert int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024 < 4e9
