@@ -151,7 +151,6 @@ def _seconds_a_pixel(restorer: Restorer, photograph: Photograph, pixels: int, ma
         pace = of_piece / piece[0, 0].numel()
         restorer.predictor_share = (predicted - start) / max(of_piece, 1e-9)
         is_far = pace * pixels > HOPELESS_TIMES * may_take
-        is_short = pace * pixels <= SHORT_JOB_SECONDS  # a first call takes too long rather than too short a time
-        if is_far or is_short or (side > PIECE_SIDES[0] and of_piece > LARGE_PIECE_SECONDS):
+        if is_far or (side > PIECE_SIDES[0] and (of_piece > LARGE_PIECE_SECONDS or pace * pixels <= SHORT_JOB_SECONDS)):
             break
     return pace

@@ -75,7 +75,7 @@ def test_no_scale_is_looked_for_where_that_and_the_smallest_take_too_long(tmp_pa
 
 @pytest.mark.parametrize(
     ("seconds", "pixels", "may_take", "side"),
-    [(0.1, 10**9, 1e9, 384), (2.0, 10**9, 1e9, 192), (0.1, 10**5, 1e9, 64), (0.1, 10**9, 60, 64)],
+    [(0.1, 10**9, 1e9, 384), (2.0, 10**9, 1e9, 192), (0.1, 10**5, 1e9, 192), (0.1, 10**9, 60, 64)],
     ids=["quick", "slow", "a short job", "far too long"],
 )
 def test_a_larger_piece_is_measured_where_that_is_quick_and_worth_it(
