@@ -305,7 +305,7 @@ class Actions:
         return self.visits.of(request.session_hash or uuid4().hex)
 
     def _way(self, visit: Visit, word: str) -> Way:
-        """A way to restore, by the word for it. Where the best is the quickest, that is meant by QUICK, too."""
+        """A way to restore, by the word for it. Where none is quicker than the best, that is meant by QUICK, too."""
         _require(str, way=word)
         if word == QUICK and QUICK not in visit.ways:
             word = BEST

@@ -154,6 +154,8 @@ class Way(NamedTuple):
 def ways_for(restorers: Mapping[str, PhotoRestorer], visit: Visit) -> dict[str, Way]:
     """How a visit's photographs can be restored, the way that sample.py would choose first, by the words for it.
 
+    Quick is the next one of them that has another checkpoint.
+
     Args:
         restorers: by their checkpoints' names: those that sample.py chooses among, and the one for text; or one alone,
             whose name is then the word.
@@ -181,15 +183,17 @@ def ways_for(restorers: Mapping[str, PhotoRestorer], visit: Visit) -> dict[str, 
 
     if len(restorers) == 1:
         return {first.name: measured(first.name, first, first.options)}
-    possible = ways(replace(first.options, checkpoint=None), {})
+    possible = iter(ways(replace(first.options, checkpoint=None), {}))
     for options, may_take in possible:
         best = measured(BEST, restorers[Path(options.checkpoint).name], options, may_take)
         if best.seconds <= may_take or first.pipeline.device.type != "cpu":
             break
     found = [best]
-    quickest, _ = possible[-1]
-    if best.restorer.name != Path(quickest.checkpoint).name:
-        found.append(measured(QUICK, restorers[Path(quickest.checkpoint).name], quickest))
+    for options, _ in possible:  # those after the best one
+        restorer = restorers[Path(options.checkpoint).name]
+        if restorer is not best.restorer:
+            found.append(measured(QUICK, restorer, options))
+            break
     if TEXT in restorers:
         found.append(measured(PAGE, restorers[TEXT], restorers[TEXT].options))
     return {way.word: way for way in found}
