@@ -21,7 +21,8 @@ from deblur.tiling import sides_in_words
 LONG_JOB = 20.0  # seconds: a job that takes longer says so before it begins
 SMALLEST_TIMED_JOB = 400_000  # pixels: for fewer no checkpoint takes long that was named, or on a GPU
 RECOMMENDED_SIDE = 1600  # pixels, the longer side that is recommended for speed
-NOT_SLOWER_THAN_LITE = ("lite", "u2net", "text")
+# What is advised in place of a slow checkpoint; in place of any that is not named here, lite.
+FASTER_CHECKPOINTS = {"maxim": "swift", "lite": None, "u2net": None, "text": None}
 
 
 class Job:
@@ -108,8 +109,9 @@ class Job:
         """What would take less time than with this longest restored side, in words; empty if nothing would."""
         options, presets = self.restorer.options, self.restorer.pipeline.config.presets
         found = ["--preset fast"] if "fast" in presets and options.preset != "fast" else []
-        if name_of(options.checkpoint).removeprefix("pretrained/") not in NOT_SLOWER_THAN_LITE:
-            found.append("--checkpoint lite")
+        name = name_of(options.checkpoint).removeprefix("pretrained/")
+        if checkpoint := FASTER_CHECKPOINTS.get(name, "lite"):
+            found.append(f"--checkpoint {checkpoint}")
         if longest_side > RECOMMENDED_SIDE:
             found.append(f"--max_side {RECOMMENDED_SIDE}")
         return " or ".join(found)

@@ -167,15 +167,24 @@ def test_a_long_job_says_how_long_and_what_is_faster(tmp_path, monkeypatch, caps
     assert re.search(rf"this takes about \d+ s; faster: {ways}\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("checkpoint", ["lite", "u2net", "text"])
-def test_neither_a_quick_checkpoint_nor_a_smaller_size_is_advised_to_who_has_it(
-    tmp_path, monkeypatch, capsys, checkpoint
+@pytest.mark.parametrize(
+    ("checkpoint", "advice"),
+    [
+        ("maxim", "; faster: --checkpoint swift"),
+        ("swift", "; faster: --checkpoint lite"),
+        ("lite", ""),
+        ("u2net", ""),
+        ("text", ""),
+    ],
+)
+def test_the_next_faster_checkpoint_is_advised_and_none_beside_a_quick_one(
+    tmp_path, monkeypatch, capsys, checkpoint, advice
 ):
     (tmp_path / "shipped" / "other").rename(tmp_path / "shipped" / checkpoint)
     monkeypatch.setattr(job, "LONG_JOB", 0.0)
     monkeypatch.setattr(job, "SMALLEST_TIMED_JOB", 0)
     assert command(tmp_path, 1, "--checkpoint", checkpoint) == 0
-    assert re.search(r"sample\.py: this takes about \d+ s\n", capsys.readouterr().err)
+    assert re.search(rf"sample\.py: this takes about \d+ s{advice}\n", capsys.readouterr().err)
 
 
 def test_a_short_job_does_not_say_how_long_it_takes(tmp_path, capsys):
