@@ -18,6 +18,7 @@ SURROUNDINGS = 24  # pixels, the standard deviation of the region around a pixel
 BLOCK = 8  # pixels a side, in which regions are averaged first
 LEAST_FINE_DETAIL = 0.05  # the least detail of a sharp image, relative to its contrast around a pixel
 LEAST_SHAKEN_DETAIL = 0.1  # where its edges lie in one direction, as the streaks of a shake do
+LARGEST_DOUBT = 0.85  # change times expected error over contrast times fine detail, of an image that is restored
 LEAST_LIGHTS = 0.1  # the share of lights in the fine detail of a night
 LEAST_DETAIL_OF_LIGHTS = 0.09  # the least detail of a sharp night after a mean of 3 x 3 pixels, relative as above
 LEAST_LIKENESS = 0.39  # of the traces in the parts of a night whose lights are streaks
@@ -152,6 +153,21 @@ def lacks_detail(image: Tensor, share: Tensor = EVERYWHERE) -> bool:
     return _relative_detail(image.mean(0, keepdim=True)[None], share) < LEAST_FINE_DETAIL
 
 
+def stays_blurred(blurry: Tensor, prediction: Tensor, expected_error: Tensor, share: Tensor = EVERYWHERE) -> bool:
+    """Whether the predictor changed much for the contrast, and expects a large error for the detail that it made.
+
+    So it is after a long curved shake, whose streaks have detail of their own.
+
+    Args:
+        blurry, prediction: (3, H, W) in [0, 1].
+        expected_error: (1, 1, H, W), as in `DeblurOutput`.
+        share: (1, 1, H, W) or (1, 1, 1, 1), what is looked at.
+    """
+    detail, contrast = _detail_and_contrast(prediction.mean(0, keepdim=True)[None], share)
+    change = _mean_where((prediction - blurry).abs().mean(0, keepdim=True)[None], share)
+    return bool(change * _mean_where(expected_error, share) > LARGEST_DOUBT * contrast * detail)
+
+
 def is_shaken(blurry: Tensor) -> bool:
     """Whether an image (3, H, W) in [0, 1] has little fine detail, and edges in one direction, as of streaks."""
     grey = blurry.mean(0, keepdim=True)[None]
@@ -210,8 +226,18 @@ def _mean(values: Tensor) -> Tensor:
 
 def _relative_detail(grey: Tensor, share: Tensor = EVERYWHERE) -> float:
     """The fine detail of an image (1, 1, H, W), relative to its contrast around a pixel, where this share is."""
-    share = share.expand_as(grey)
-    in_blocks = avg_pool2d(share, BLOCK, ceil_mode=True, count_include_pad=False)
+    detail, contrast = _detail_and_contrast(grey, share)
+    return (detail / contrast).item()  # no number for an even image
+
+
+def _detail_and_contrast(grey: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """The fine detail of an image (1, 1, H, W) and its contrast around a pixel, as root means where this share is."""
+    in_blocks = avg_pool2d(share.expand_as(grey), BLOCK, ceil_mode=True, count_include_pad=False)
     contrast = (_around(grey.square()) - _around(grey).square()).clamp_min(0)
-    detail = (_fine_detail(grey) * share).mean() / share.mean()
-    return (detail / ((contrast * in_blocks).mean() / in_blocks.mean())).sqrt().item()  # no number for an even image
+    return _mean_where(_fine_detail(grey), share).sqrt(), _mean_where(contrast, in_blocks).sqrt()
+
+
+def _mean_where(values: Tensor, share: Tensor) -> Tensor:
+    """The mean of values (1, 1, H, W), weighted by this share."""
+    share = share.expand_as(values)
+    return (values * share).mean() / share.mean()

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from deblur.keep_sharp import has_streaks, is_shaken, lacks_detail
+from deblur.draft import DeblurOutput
+from deblur.keep_sharp import has_streaks, is_shaken, lacks_detail, stays_blurred
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 RESTORED_WHOLLY = 0.95  # share of an image from which on nothing is said of the rest
@@ -34,12 +35,20 @@ def _percent(share: float) -> str:
     return "less than 1%" if share < 0.005 else f"{share:.0%}"
 
 
-def still_blurred_remarks(share: Tensor, restored: Tensor) -> list[str]:
-    """A sentence that says that what is restored of an image (3, H, W) in [0, 1] is blurred still.
+def still_blurred_remarks(out: DeblurOutput, restored: Tensor, blurry: Tensor) -> list[str]:
+    """A sentence that says that what is restored of one image is blurred still.
 
-    `share` (1, 1, H, W) or (1, 1, 1, 1) is what is restored.
+    Args:
+        out: of that image alone.
+        restored, blurry: (3, H, W) in [0, 1], what is written of it, and what it was.
     """
-    if not share.any() or not (lacks_detail(restored, share) or has_streaks(restored)):
+    share, error, restored = out.share.cpu(), out.expected_error, restored.cpu()
+    if not share.any():
+        return []
+    is_blurred = lacks_detail(restored, share) or has_streaks(restored)
+    if error is not None and out.scale == 1:  # an enlarged change has little fine detail
+        is_blurred = is_blurred or stays_blurred(blurry, out.predictions[0].cpu(), error.cpu(), share)
+    if not is_blurred:
         return []
     where = " where it is restored" if share.mean() <= RESTORED_WHOLLY else ""
     return [f"is still blurred{where}: its blur is larger than this checkpoint knows, try a smaller --scale"]

@@ -278,7 +278,7 @@ class Restorer:
         filled = with_hidden_filled(image.values[None], visible)[0]
         notes += kept_remarks(amount, filled, out.discarded, self.mask is not None)
         restored = out.predictions if is_back else out.images
-        notes += still_blurred_remarks(out.share.cpu(), restored[0].cpu())
+        notes += still_blurred_remarks(out, restored[0], filled)
         return Restoration(photograph, out, restored, found, notes, amount, seconds + time.perf_counter() - start)
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:

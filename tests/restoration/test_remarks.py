@@ -5,11 +5,16 @@ import torch
 from torch.nn.functional import interpolate
 from torchvision.transforms.functional import gaussian_blur
 
+from deblur.draft import DeblurOutput
 from deblur.restoration.remarks import faults, kept_remarks, still_blurred_remarks
 
 
 def noise(height, width, seed=0):
     return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+def output(share, prediction=None, error=None, scale=1.0):
+    return DeblurOutput(None, prediction, None, error, share, scale=scale)
 
 
 def test_what_is_kept_is_said_with_the_reason():
@@ -30,11 +35,11 @@ def test_what_is_kept_is_said_with_the_reason():
 
 def test_an_image_that_is_blurred_still_says_so():
     sharp, soft, everywhere = noise(128, 128)[0], gaussian_blur(noise(128, 128), 41, 9.0)[0], torch.ones(1, 1, 1, 1)
-    assert still_blurred_remarks(everywhere, soft) == [
+    assert still_blurred_remarks(output(everywhere), soft, soft) == [
         "is still blurred: its blur is larger than this checkpoint knows, try a smaller --scale"
     ]
-    assert still_blurred_remarks(0 * everywhere, soft) == [], "what is kept has its own sentence"
-    assert still_blurred_remarks(everywhere, sharp) == []
+    assert still_blurred_remarks(output(0 * everywhere), soft, soft) == [], "what is kept has its own sentence"
+    assert still_blurred_remarks(output(everywhere), sharp, sharp) == []
 
 
 def test_a_night_whose_lights_are_streaks_still_says_so():
@@ -45,10 +50,27 @@ def test_a_night_whose_lights_are_streaks_still_says_so():
         points[place][:, :2] = 1
     points, streaks = gaussian_blur(points, 13, 1.0), gaussian_blur(streaks, 13, 2.0)
     everywhere = torch.ones(1, 1, 1, 1)
-    assert still_blurred_remarks(everywhere, streaks) == [
+    assert still_blurred_remarks(output(everywhere), streaks, streaks) == [
         "is still blurred: its blur is larger than this checkpoint knows, try a smaller --scale"
     ]
-    assert still_blurred_remarks(everywhere, points) == []
+    assert still_blurred_remarks(output(everywhere), points, points) == []
+
+
+def test_an_image_that_was_changed_much_and_whose_error_is_expected_to_be_large_is_blurred_still():
+    """At full size alone, and by what is restored: the rest has no error and fine detail."""
+    soft, share = gaussian_blur(noise(128, 640), 13, 2.0), torch.ones(1, 1, 128, 640)
+    share[..., 300:] = 0
+    prediction = torch.where(share > 0, soft, noise(128, 640, 1))
+    told = "is still blurred where it is restored: its blur is larger than this checkpoint knows, try a smaller --scale"
+
+    def remarks(change, error, scale=1.0, part=share):
+        blurry = (prediction - change * share)[0]
+        return still_blurred_remarks(output(part, prediction, error * share, scale), prediction[0], blurry)
+
+    assert remarks(0.01, 0.01) == remarks(0.03, 0.004) == remarks(0.004, 0.03) == []
+    assert remarks(0.014, 0.014) == [told]
+    assert remarks(0.014, 0.014, scale=0.5) == []
+    assert remarks(0.014, 0.014, part=1 - share) == []
 
 
 @pytest.mark.parametrize("is_soft_restored", [True, False])
@@ -58,7 +80,7 @@ def test_of_what_was_kept_it_is_not_said_that_it_is_blurred_still(is_soft_restor
     share[..., :96] = not is_soft_restored
     restored = torch.cat([sharp[..., :128], soft[..., 128:]], dim=2)
     told = "is still blurred where it is restored: its blur is larger than this checkpoint knows, try a smaller --scale"
-    assert still_blurred_remarks(share, restored) == ([told] if is_soft_restored else [])
+    assert still_blurred_remarks(output(share), restored, restored) == ([told] if is_soft_restored else [])
 
 
 def test_detail_along_one_direction_alone_is_that_of_streaks():
@@ -68,7 +90,8 @@ def test_detail_along_one_direction_alone_is_that_of_streaks():
     assert kept_remarks(0.0, streaks) == [
         "looks too blurred for this checkpoint, and is kept as it is: try a smaller --scale"
     ]
-    assert still_blurred_remarks(torch.ones(1, 1, 1, 1), streaks) == [], "a restored scene may have such edges"
+    everywhere = torch.ones(1, 1, 1, 1)
+    assert still_blurred_remarks(output(everywhere), streaks, streaks) == [], "a restored scene may have such edges"
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ class Result:
         amount = restored_amount(output.share, self.photo.visible)
         filled = with_hidden_filled(image.values[None], self.photo.visible)[0]
         self.notes = kept_remarks(amount, filled, output.discarded, self.mask is not None)
-        self.notes += still_blurred_remarks(output.share, output.images[0])
+        self.notes += still_blurred_remarks(output, output.images[0], filled)
         self.notes += [*scale_remarks(self.scale, *self.photo.size, amount), *image.remarks]
         self.notes += images.remarks_on(image, PurePath(self.file_name(self.kinds[-1])).suffix)
         if len(self.kinds) > 1 and self.settings.blend > 0 and output.share.any():
