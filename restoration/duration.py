@@ -15,8 +15,9 @@ from deblur.restoration.restorer import Photograph, Restorer, network_pixels
 
 Sized = tuple[Path, Names, int, int]  # an image, its files, its height and width
 
-# Sides in pixels of the pieces that are timed: the first call of a network takes longer, and small pieces do.
-PIECE_SIDES = (64, 192, 384)
+# Sides in pixels of the pieces that are timed. Nothing is decided by the first call of a network, which reads its
+# library from the disk, perhaps for half a minute; small pieces take longer for a pixel, too.
+PIECE_SIDES = (64, 64, 192, 384)
 LARGE_PIECE_SECONDS = 2.0  # seconds: a piece that takes longer is large enough
 SHORT_JOB_SECONDS = 5.0  # seconds: a job that takes less need not be known exactly
 HOPELESS_TIMES = 10.0  # times the seconds that a job may take, from which on no larger piece is timed
@@ -138,7 +139,7 @@ def _seconds_a_pixel(restorer: Restorer, photograph: Photograph, pixels: int, ma
     Larger pieces are timed while that is quick, and worth it for so many pixels.
     """
     pipeline, settings = restorer.pipeline, restorer.settings
-    for side in PIECE_SIDES:
+    for call, side in enumerate(PIECE_SIDES):
         piece = photograph.image.values[None, :, :side, :side].to(pipeline.device)
         start = time.perf_counter()
         draft = pipeline.draft(Blurry(piece), settings.stages)
@@ -150,7 +151,7 @@ def _seconds_a_pixel(restorer: Restorer, photograph: Photograph, pixels: int, ma
         of_piece = predicted - start + drawing
         pace = of_piece / piece[0, 0].numel()
         restorer.predictor_share = (predicted - start) / max(of_piece, 1e-9)
-        is_far = pace * pixels > HOPELESS_TIMES * may_take
+        is_far = call > 0 and pace * pixels > HOPELESS_TIMES * may_take
         if is_far or (side > PIECE_SIDES[0] and (of_piece > LARGE_PIECE_SECONDS or pace * pixels <= SHORT_JOB_SECONDS)):
             break
     return pace

@@ -1,6 +1,6 @@
 """How long a job is expected to take, from a piece of one of its images."""
 
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,6 +88,17 @@ def test_a_larger_piece_is_measured_where_that_is_quick_and_worth_it(
     tick(monkeypatch, seconds)
     looks = 2  # at the clock, for each piece: after the prediction, and after a sample
     assert duration._seconds_a_pixel(restorer, photograph, pixels, may_take) == pytest.approx(looks * seconds / side**2)
+
+
+def test_a_first_call_that_takes_long_decides_nothing(tmp_path, monkeypatch):
+    images.write(tmp_path / "a.png", torch.rand(3, 400, 500))
+    restorer = Restorer(
+        Options("", with_presets(tmp_path, balanced=vars(SamplingSettings(blend=0.0))), device="cpu"), {}
+    )
+    photograph = restorer.read(tmp_path / "a.png", Names.of(tmp_path / "out.png"))
+    looks = chain([0.0, 15.0, 30.0], count(30.0, 0.1))
+    monkeypatch.setattr(duration, "time", SimpleNamespace(perf_counter=looks.__next__))
+    assert duration._seconds_a_pixel(restorer, photograph, 10**6, 60) == pytest.approx(2 * 0.1 / 384**2)
 
 
 @pytest.mark.parametrize("size", [(100, 100), (384, 385), (1000, 700)])
