@@ -18,7 +18,7 @@ SURROUNDINGS = 24  # pixels, the standard deviation of the region around a pixel
 BLOCK = 8  # pixels a side, in which regions are averaged first
 LEAST_FINE_DETAIL = 0.05  # the least detail of a sharp image, relative to its contrast around a pixel
 LEAST_SHAKEN_DETAIL = 0.1  # where its edges lie in one direction, as the streaks of a shake do
-LARGEST_DOUBT = 0.85  # change times expected error over contrast times fine detail, of an image that is restored
+LARGEST_DOUBT = 0.85  # change times expected error over contrast times fine detail, of what is not blurred any more
 LEAST_LIGHTS = 0.1  # the share of lights in the fine detail of a night
 LEAST_DETAIL_OF_LIGHTS = 0.09  # the least detail of a sharp night after a mean of 3 x 3 pixels, relative as above
 LEAST_LIKENESS = 0.39  # of the traces in the parts of a night whose lights are streaks
@@ -56,10 +56,12 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
         mean_change += difference / 3
         squares += difference.square_() / 3
     change = 255 * _root_mean(squares, visible)
-    detail = 255 * _root_mean(_fine_detail(grey), visible)
+    fine_detail, of_surfaces = _fine_detail(grey), _fine_detail(_without_lights(grey))
+    lights = _share_of_lights(fine_detail, of_surfaces)
+    detail, without_lights = (255 * _root_mean(squares, visible) for squares in (fine_detail, of_surfaces))
+    del fine_detail, of_surfaces  # of the photograph's size
     blocks = _without_specks(((change / (detail + keep_sharp) - KEPT_UP_TO) / (RESTORED_FROM - KEPT_UP_TO)).clamp(0, 1))
     share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]
-    without_lights = 255 * _root_mean(_fine_detail(_without_lights(grey)), visible)
     is_sharp = (blocks == 0) & (without_lights > LEAST_DETAIL)
     inside = _least(blocks, SQUARE) == 1  # without the edge of what is sharp
     narrow = torch.maximum(_least(blocks, UPRIGHT), _least(blocks, LYING)) == 1
@@ -70,7 +72,8 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     )
     defocused &= _direction(mean_change, whole) < DIRECTION_OF_MOTION
     share = torch.where(defocused.view(-1, 1, 1, 1), 0.0, share)
-    streaks = torch.tensor([has_streaks(one) for one in blurry], device=share.device)
+    streaks = [_draws_streaks(*one) for one in zip(grey.split(1), lights, strict=True)]
+    streaks = torch.tensor(streaks, device=share.device)
     share = torch.where(streaks.view(-1, 1, 1, 1), 1.0, share) * _is_uneven(grey)
     return share if visible is None else share * visible
 
@@ -179,13 +182,20 @@ def is_shaken(blurry: Tensor) -> bool:
 def has_streaks(image: Tensor) -> bool:
     """Whether the lights of an image (3, H, W) in [0, 1] are streaks: soft, and of one trace in all its parts."""
     grey = image.float().mean(0, keepdim=True)[None]
-    lights = 1 - _fine_detail(_without_lights(grey)).mean() / _fine_detail(grey).mean()
+    return _draws_streaks(grey, _share_of_lights(_fine_detail(grey), _fine_detail(_without_lights(grey))))
+
+
+def _share_of_lights(fine_detail: Tensor, of_surfaces: Tensor) -> Tensor:
+    """The share of lights (N,) in the fine detail of images, which is given with and without them."""
+    return 1 - of_surfaces.mean((1, 2, 3)) / fine_detail.mean((1, 2, 3))
+
+
+def _draws_streaks(grey: Tensor, lights: Tensor) -> bool:
+    """`has_streaks` of a grey image (1, 1, H, W) with this share of lights."""
+    if not lights > LEAST_LIGHTS:  # also of an even image, whose share is no number
+        return False
     smooth = _mean(grey)
-    return (
-        bool(lights > LEAST_LIGHTS)
-        and _relative_detail(smooth) < LEAST_DETAIL_OF_LIGHTS
-        and _likeness(_mean(smooth)) > LEAST_LIKENESS
-    )
+    return _relative_detail(smooth) < LEAST_DETAIL_OF_LIGHTS and _likeness(_mean(smooth)) > LEAST_LIKENESS
 
 
 def _likeness(grey: Tensor) -> float:

@@ -45,10 +45,12 @@ def still_blurred_remarks(out: DeblurOutput, restored: Tensor, blurry: Tensor) -
     share, error, restored = out.share.cpu(), out.expected_error, restored.cpu()
     if not share.any():
         return []
-    is_blurred = lacks_detail(restored, share) or has_streaks(restored)
-    if error is not None and out.scale == 1:  # an enlarged change has little fine detail
-        is_blurred = is_blurred or stays_blurred(blurry, out.predictions[0].cpu(), error.cpu(), share)
-    if not is_blurred:
+    is_known = error is not None and out.scale == 1  # an enlarged change has little fine detail
+    if not (
+        lacks_detail(restored, share)
+        or has_streaks(restored)
+        or (is_known and stays_blurred(blurry, out.predictions[0].cpu(), error.cpu(), share))
+    ):
         return []
     where = " where it is restored" if share.mean() <= RESTORED_WHOLLY else ""
     return [f"is still blurred{where}: its blur is larger than this checkpoint knows, try a smaller --scale"]
