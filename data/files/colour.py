@@ -16,8 +16,6 @@ import imagecodecs
 import numpy as np
 from PIL import Image, ImageCms, PngImagePlugin
 
-from deblur.data.files import boxes
-
 # By code point: x and y of white, red, green and blue.
 D65 = 0.3127, 0.329
 PRIMARIES = {
@@ -171,14 +169,6 @@ def _chunks(path: Path) -> dict[bytes, bytes]:
             if kind in COLOUR_CHUNKS and length <= MOST_CHUNK_BYTES:
                 chunks[kind] = file.read(length)
             file.seek(start + length + 4)  # and its checksum
-
-
-def of_boxes(path: Path) -> Colour | None:
-    """What the box nclx of a HEIF or AVIF file's primary image says; None if it has none. Pillow does not tell it."""
-    for kind, content in boxes.properties(path):
-        if kind == b"colr" and content[:4] == b"nclx" and len(content) >= 8:
-            return of_codes(*struct.unpack_from(">2H", content, 4))
-    return None
 
 
 def of_bmp(path: Path) -> tuple[Colour | None, bytes | None, tuple[str, ...]]:

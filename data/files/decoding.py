@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from deblur.data.files import boxes, colour, metadata, tiff
+from deblur.data.files import colour, metadata, tiff
 from deblur.data.files.colour import Colour
-from deblur.data.files.formats import bounded_exif, format_of, heif_samples, opened
+from deblur.data.files.formats import bounded_exif, format_of, opened, primary_image
 from deblur.data.files.image_file import Density, ImageFile
 from deblur.data.files.kinds import KINDS, READ_SUFFIXES
 from deblur.data.files.search import ImageError
@@ -138,13 +138,16 @@ def _by_other_decoders(path: Path, image: Image.Image, has_16_bits: bool) -> np.
     # Pillow compares the transparent grey of fewer than 8 bits with scaled values.
     if has_16_bits or (image.format == "PNG" and image.mode == "L" and "transparency" in image.info):
         return imagecodecs.png_decode(path.read_bytes())
-    bits = boxes.bits_of(path) if image.format in ("AVIF", "HEIF") else 8
+    if image.format not in ("AVIF", "HEIF"):
+        return None
+    primary = primary_image(path)
+    bits = primary.info["bit_depth"]
     if bits == 8:
         return None
     if image.format == "AVIF":
         array = imagecodecs.avif_decode(path.read_bytes(), index=0)
     else:
-        array = heif_samples(path) >> (16 - bits)
+        array = np.asarray(primary) >> (16 - bits)
     return np.rint(array * np.float32(65535 / (2**bits - 1))).astype(np.uint16)
 
 
@@ -161,7 +164,9 @@ def _colour(path: Path, name: str, icc: bytes | None) -> tuple[Colour | None, by
     if name == "BMP":
         return colour.of_bmp(path)
     if name in ("AVIF", "HEIF") and icc is None:
-        return colour.of_boxes(path), None, ()
+        nclx = primary_image(path).info.get("nclx_profile")
+        told = colour.of_codes(nclx["color_primaries"], nclx["transfer_characteristics"]) if nclx else None
+        return told, None, ()
     return None, icc, ()
 
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import pillow_heif
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
@@ -118,10 +117,13 @@ def opened(path: Path) -> Iterator[Image.Image]:
             yield image
 
 
-def heif_samples(path: Path) -> np.ndarray:
-    """A HEIF's primary image (H, W) or (H, W, channels) as uint16, upright; fewer bits are the upper ones."""
+def primary_image(path: Path) -> pillow_heif.HeifImage:
+    """The primary image of a HEIF or AVIF, upright, of which Pillow tells neither the depth nor the code points.
+
+    The samples of a HEIF are uint16, fewer bits are the upper ones; those of an AVIF cannot be read from it.
+    """
     file = pillow_heif.open_heif(path, convert_hdr_to_8bit=False)
-    return np.asarray(file[file.primary_index])
+    return file[file.primary_index]
 
 
 def bounded_exif(image: Image.Image) -> Image.Exif:
