@@ -130,8 +130,7 @@ def evaluate(flags: Evaluation) -> None:
         metrics = make_metrics(flags.metric_names, pairs.texts, flags.language)
         evaluated = {}
         for letter, checkpoint in flags.checkpoints_by_letter.items():
-            networks = run.load_networks(flags, checkpoint, processes)
-            plan = run.make_plan(flags, output / letter, pairs, networks, metrics, settings, processes)
+            plan = run.make_plan(flags, output / letter, pairs, checkpoint, metrics, settings, processes)
             scoring.score_images(plan)
             evaluated[letter] = run.publish(flags, plan, evaluated.get("A"))
         if flags.checkpoints and processes.is_global_zero:

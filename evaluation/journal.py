@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from deblur.cli import UsageError
 from deblur.storage import write_json
@@ -13,31 +13,16 @@ from deblur.storage import write_json
 Facts: TypeAlias = "Mapping[str, str | int | float | bool | Facts | None]"
 
 
-class Processes(Protocol):
-    """The processes that share an evaluation, such as lightning's Fabric."""
+class Processes:
+    """The processes that share an evaluation: this one alone. Of several, lightning's Fabric takes its place."""
 
-    global_rank: int
-    local_rank: int
-    world_size: int
-    is_global_zero: bool
+    global_rank, local_rank, world_size, is_global_zero = 0, 0, 1, True
 
     def barrier(self) -> None:
         """Wait for the other processes."""
 
     def broadcast(self, value: Any) -> Any:
         """The first process's value, in every process."""
-
-
-class OneProcess:
-    """An evaluation that no other process shares."""
-
-    global_rank, local_rank, world_size, is_global_zero = 0, 0, 1, True
-
-    def barrier(self) -> None:
-        """There is none to wait for."""
-
-    def broadcast(self, value: Any) -> Any:
-        """The value."""
         return value
 
 
@@ -52,19 +37,6 @@ class Score:
     missing: dict[str, str]
 
 
-def open_journal(folder: Path, facts: Facts, processes: Processes, overwrite: bool = False) -> "Journal":
-    """Open this process's journal. The first process creates it, or raises if it belongs to another evaluation.
-
-    `overwrite` discards existing scores.
-    """
-    if processes.is_global_zero:
-        if overwrite:
-            shutil.rmtree(folder, ignore_errors=True)
-        Journal(folder, facts)
-    processes.barrier()
-    return Journal(folder, facts, processes.global_rank)
-
-
 class Journal:
     """A folder with facts.json, which holds what the scores depend on, and one file of scores per process.
 
@@ -72,23 +44,26 @@ class Journal:
     is removed when the journal is opened again.
 
     Args:
-        folder: created if missing.
+        folder: created by the first process if it is missing.
         facts: what a score depends on besides row and image: name -> a value or a mapping of values.
-        rank: of this process; each process appends to its own file.
+        processes: each appends to its own file.
+        overwrite: discard existing scores.
 
     Raises:
         UsageError: the folder holds an evaluation with other facts.
     """
 
-    def __init__(self, folder: Path, facts: Facts, rank: int = 0):
-        self.folder, self.file = folder, folder / f"scores_{rank}.jsonl"
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "facts.json"
-        facts = json.loads(json.dumps(facts))
-        if file.is_file():
-            self._compare(json.loads(file.read_text(encoding="utf-8")), facts)
-        else:
-            write_json(file, facts)
+    def __init__(self, folder: Path, facts: Facts, processes: Processes, overwrite: bool = False):
+        self.folder, self.file = folder, folder / f"scores_{processes.global_rank}.jsonl"
+        if processes.is_global_zero:
+            if overwrite:
+                shutil.rmtree(folder, ignore_errors=True)
+            if (file := folder / "facts.json").is_file():
+                self._compare(json.loads(file.read_text(encoding="utf-8")), json.loads(json.dumps(facts)))
+            else:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_json(file, facts)
+        processes.barrier()
         if self.file.is_file():
             with self.file.open("rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)

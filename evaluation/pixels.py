@@ -13,7 +13,6 @@ evaluation_RealBlur_ecc.py).
 
 from contextlib import AbstractContextManager
 from importlib.metadata import version
-from pathlib import Path
 from typing import Literal
 
 import kornia
@@ -26,8 +25,6 @@ try:
     import cv2
 except ImportError:  # it is optional
     cv2 = None
-
-from deblur.storage import replacing
 
 IMAGE = "RGB, clipped to [0, 1], rounded to 8 bits, full frame without a crop"
 PSNR_RECIPE = (
@@ -72,13 +69,6 @@ def whole_numbers(image: Tensor) -> Tensor:
 def eight_bits(image: Tensor) -> Image.Image:
     """(3, H, W), about [0, 1], in 8 bits."""
     return Image.fromarray(whole_numbers(image).byte().cpu().permute(1, 2, 0).numpy())
-
-
-def write_png(path: Path, image: Tensor) -> None:
-    """Write (3, H, W), about [0, 1], in 8 bits. Missing folders are created."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part:
-        eight_bits(image).save(part)
 
 
 def check_pair(restored: Tensor, sharp: Tensor, metric: str = "", side: int = 1) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,6 @@ from deblur.evaluation import controls
 from deblur.evaluation.grid import BLURRY, PREDICTOR, Row
 from deblur.evaluation.journal import Facts
 from deblur.evaluation.metrics import Metric
-from deblur.evaluation.pixels import write_png
 from deblur.evaluation.plots import curve, panel
 from deblur.evaluation.results import Change, signed
 from deblur.evaluation.scoring import ImagePair, Plan, steps_of
@@ -53,10 +52,10 @@ def keep_examples(plan: Plan, summary: Summary, typical: str | None) -> list[Exa
             shown = {"blurry": blurry, "sharp": sharp} | {row.label: restored[row.label] for row in predictor}
             files = {kind: f"examples/{number}_{kind}.png" for kind in shown}
             for kind, image in shown.items():
-                write_png(plan.folder / files[kind], image)
+                images.write(plan.folder / files[kind], image)
             for at, example in enumerate(own):
                 example.files.update(files | {"restored": f"examples/{number}_{at}.png"})
-                write_png(plan.folder / example.files["restored"], restored[example.row.label])
+                images.write(plan.folder / example.files["restored"], restored[example.row.label])
     return examples
 
 

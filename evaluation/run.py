@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING
 
 from deblur.checkpoints import checkpoint_hash, save_presets
 from deblur.data.files import images, search
@@ -18,7 +16,7 @@ from deblur.data.pairs import read_pair
 from deblur.devices import choose_device, resolve_precision
 from deblur.evaluation.controls import RECIPES
 from deblur.evaluation.grid import rows_of
-from deblur.evaluation.journal import Facts, OneProcess, Processes, open_journal
+from deblur.evaluation.journal import Facts, Journal, Processes
 from deblur.evaluation.metrics import Metric
 from deblur.evaluation.report import Example, keep_examples, write_panel, write_report
 from deblur.evaluation.results import (
@@ -31,7 +29,7 @@ from deblur.evaluation.results import (
 )
 from deblur.evaluation.scoring import ImagePair, Plan
 from deblur.evaluation.summary import Summary, summarise
-from deblur.pipeline import DeblurPipeline, load_pipeline
+from deblur.pipeline import load_pipeline
 from deblur.progress import ProgressBar
 from deblur.settings import SamplingSettings
 from deblur.storage import sole_user
@@ -50,7 +48,7 @@ def sharing(output: Path) -> Iterator[Processes]:
     env = os.environ
     if not {"WORLD_SIZE", "SLURM_NTASKS"} & env.keys():
         with sole_user(output):
-            yield OneProcess()
+            yield Processes()
         return
     from lightning.fabric import Fabric  # not at the top: its import takes seconds, and one process needs none
 
@@ -138,64 +136,49 @@ def _restored_files(folder: str, truths: Mapping[str, Path]) -> tuple[dict[str, 
     return files, digest.hexdigest()
 
 
-class Networks(NamedTuple):
-    """A checkpoint and where it runs; without one, where images are scored."""
-
-    checkpoint: str | None
-    pipeline: DeblurPipeline | None
-    device: torch.device
-    place: str
-    precision: str
-
-
-def load_networks(flags: "Evaluation", checkpoint: str | None, processes: Processes) -> Networks:
-    """Load a checkpoint onto this process's device."""
-    device = flags.device
-    chosen = choose_device(device)
-    if processes.world_size > 1 and chosen.type == "cuda":
-        device = f"cuda:{processes.local_rank}"
-        chosen = choose_device(device)
-    if checkpoint is None:
-        return Networks(None, None, chosen, str(chosen), resolve_precision(flags.precision, chosen))
-    pipeline = load_pipeline(checkpoint, device, flags.precision, flags.provider, flags.classes or ())
-    return Networks(checkpoint, pipeline, pipeline.device, pipeline.place, pipeline.precision)
-
-
 def make_plan(
     flags: "Evaluation",
     folder: Path,
     pairs: ScoredPairs,
-    networks: Networks,
+    checkpoint: str | None,
     metrics: Mapping[str, Metric],
     settings: Sequence[SamplingSettings],
     processes: Processes,
 ) -> Plan:
     """What is scored in `folder`, with its journal; errors are raised before anything is restored.
 
-    Without settings the presets of the checkpoint are scored.
+    Without settings the presets of the checkpoint are scored, without a checkpoint only images.
     """
-    if networks.pipeline is not None and not settings:
-        presets = networks.pipeline.config.presets
-        settings = list(dict.fromkeys(networks.pipeline.preset(name) for name in presets))
+    place = flags.device
+    device = choose_device(place)
+    if processes.world_size > 1 and device.type == "cuda":
+        place = f"cuda:{processes.local_rank}"
+        device = choose_device(place)
+    if checkpoint is None:
+        pipeline, place, precision = None, str(device), resolve_precision(flags.precision, device)
+    else:
+        pipeline = load_pipeline(checkpoint, place, flags.precision, flags.provider, flags.classes or ())
+        device, place, precision = pipeline.device, pipeline.place, pipeline.precision
+        settings = settings or [pipeline.preset(name) for name in pipeline.config.presets]
         if not settings:
-            raise ValueError(f"checkpoint {networks.checkpoint} has no presets to score: give --grid")
+            raise ValueError(f"checkpoint {checkpoint} has no presets to score: give --grid")
     for metric in metrics.values():
         if metric.reason is not None and processes.is_global_zero:
             print(metric.reason)
-    digest = checkpoint_hash(networks.checkpoint) if networks.checkpoint else None
+    digest = checkpoint_hash(checkpoint) if checkpoint else None
     facts = provenance() | {  # what the numbers depend on, for results.json
         "data": pairs.facts,
         "grid": flags.grid,
         "seed": flags.seed,
-        "checkpoint": {"name": networks.checkpoint, "sha256": digest} if digest else None,
-        "device": networks.place,
-        "precision": networks.precision,
+        "checkpoint": {"name": checkpoint, "sha256": digest} if digest else None,
+        "device": place,
+        "precision": precision,
     }
     dependencies = {  # what a score depends on besides row and image, for the journal
         "checkpoint": digest,
         "seed": flags.seed,
-        "precision": networks.precision,
-        "device": networks.place.partition(":")[0],
+        "precision": precision,
+        "device": place.partition(":")[0],
         "batch_size": flags.batch_size or "auto",
         "recipe": {name: metric.recipe or "missing" for name, metric in metrics.items()} | RECIPES,
         "image": pairs.hashes,
@@ -205,13 +188,13 @@ def make_plan(
         folder=folder,
         images=pairs.images,
         settings=rows_of(settings),
-        pipeline=networks.pipeline,
+        pipeline=pipeline,
         metrics=metrics,
-        journal=open_journal(folder / "journal", dependencies, processes, flags.overwrite),
+        journal=Journal(folder / "journal", dependencies, processes, flags.overwrite),
         seed=flags.seed,
         outputs=pairs.outputs,
         batch_size=flags.batch_size,
-        device=networks.device,
+        device=device,
         processes=processes,
         facts=facts,
         with_controls=flags.controls,

@@ -17,7 +17,7 @@ from deblur.evaluation.controls import control_images
 from deblur.evaluation.grid import BLURRY, CONTROLS, PREDICTOR, SHARP, Row
 from deblur.evaluation.journal import Facts, Journal, Processes, Score
 from deblur.evaluation.metrics import Metric
-from deblur.evaluation.pixels import MetricError, whole_numbers, write_png
+from deblur.evaluation.pixels import MetricError, whole_numbers
 from deblur.pipeline import DeblurPipeline
 from deblur.progress import ProgressBar, counted
 from deblur.settings import SamplingSettings, sharing_samples
@@ -112,7 +112,7 @@ class Plan:
         if is_shown and sum(kept.numel() for kept in self.kept.values()) < KEPT_BYTES:
             self.kept[row.key, image] = whole_numbers(restored).byte().cpu()
         if file := self.file(row, image):
-            write_png(file, restored)
+            images.write(file, restored.nan_to_num())  # one that breaks has no score, and stops no other
 
     def scored(self) -> set[tuple[str, str]]:
         """(key of a row, image) for each score that is there, with its file."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from deblur.evaluation.grid import rows_of
-from deblur.evaluation.journal import Journal, OneProcess, Score
+from deblur.evaluation.journal import Journal, Processes, Score
 from deblur.evaluation.metrics import make_metrics
 from deblur.evaluation.scoring import ImagePair, Plan, score_images, steps_of
 from deblur.evaluation.summary import RowSummary, Summary, summarise
@@ -55,10 +55,10 @@ class Toy:
         return ((prediction - 20 / 255)[:, None] + offsets).flatten(0, 1)
 
     def plan(self, folder, settings, metrics=METRICS) -> Plan:
-        facts = {"recipe": {name: metric.recipe for name, metric in metrics.items()}}
-        made = {"settings": rows_of(settings), "metrics": metrics, "journal": Journal(folder, facts), "facts": {}}
+        journal = Journal(folder, {"recipe": {name: metric.recipe for name, metric in metrics.items()}}, Processes())
+        made = {"settings": rows_of(settings), "metrics": metrics, "journal": journal, "facts": {}}
         made |= {"seed": 0, "outputs": {}, "batch_size": self.batch_size, "device": torch.device("cpu")}
-        return Plan(folder, images=self.images, pipeline=self, processes=OneProcess(), **made)
+        return Plan(folder, images=self.images, pipeline=self, processes=Processes(), **made)
 
     def summary(self, folder, settings, metrics=METRICS) -> Summary:
         return summary(self.plan(folder, settings, metrics))

@@ -1,6 +1,5 @@
 """What AVIF and HEIF files say about the primary image."""
 
-import struct
 
 import imagecodecs
 import numpy as np
