@@ -14,16 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-import sample
-from deblur.data.datamodule import DeblurDataModule
 from deblur.data.files import formats, images
 from deblur.data.files.kinds import NAME_OF, READ_SUFFIXES
-from deblur.data.layouts import DatasetError, Pair
-from deblur.restoration.options import Options
-from deblur.tools import doctor
 from tests.conftest import fresh
 from tests.data.files.made import chunk
-from tests.tiny import tiny_pipeline
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"
 
@@ -69,8 +63,6 @@ def test_postscript_is_refused_everywhere(tmp_path, ghostscript):
     for reader in (images.read_file, images.header_size):
         with pytest.raises(images.ImageError, match=r"photo\.png is not an image of a known format: save it as PNG"):
             reader(photo)
-    faults, _ = doctor.examine(Pair("photo", photo, photo))
-    assert "not an image of a known format" in faults[0].sentence
     assert not ghostscript.exists()
 
 
@@ -289,57 +281,3 @@ def circles(folder):
 @pytest.mark.xdist_group("limits")
 def test_directories_of_exif_that_lead_in_a_circle_end(said_within_limits):
     assert list(said_within_limits[circles].values()) == ["read"] * 4
-
-
-def said_by_sample_py(folder, capsys):
-    flags = ["--checkpoint", str(folder / "checkpoint"), "--output", str(folder / "out")]
-    assert sample.main([str(folder / "pairs" / "blur"), *flags]) == 1
-    return capsys.readouterr().err
-
-
-def said_by_the_page(folder, capsys):
-    from deblur.tools.web.actions import Actions
-    from deblur.tools.web.restoration import PhotoRestorer
-    from deblur.tools.web.served import Served
-    from deblur.tools.web.visits import Visits
-
-    restorer = PhotoRestorer(Options("", checkpoint=str(folder / "checkpoint"), device="cpu"), Served())
-    actions = Actions({"own": restorer}, Visits(folder / "visits"))
-    with pytest.raises(images.ImageError) as caught:
-        actions._opened(actions.visits.of("someone"), folder / "pairs" / "blur" / "a.png", "a.png")
-    return str(caught.value)
-
-
-def said_by_a_batch(folder, capsys):
-    pytest.importorskip("ray")
-    from deblur.tools.batch.run import Batch, Worker
-    from deblur.tools.batch.store import Place
-
-    options = Options("", checkpoint=str(folder / "checkpoint"), device="cpu")
-    batch = Batch(options, {}, Place(str(folder / "pairs" / "blur")), Place(str(folder / "out")))
-    row = {"key": "a.png", "bytes": 1, "modified": 1, "target": "a.png", "stem": "a"}
-    [done], _ = Worker(batch).restore([row])
-    return done["error"]
-
-
-def said_by_the_doctor(folder, capsys):
-    assert doctor.main(str(folder / "pairs"), num_workers=0) == 1
-    return capsys.readouterr().out
-
-
-def said_by_training(folder, capsys):
-    with pytest.raises((images.ImageError, DatasetError)) as caught:
-        DeblurDataModule(str(folder / "pairs"), patch_size=2).setup("fit")
-    return str(caught.value)
-
-
-PROGRAMS = [said_by_sample_py, said_by_the_page, said_by_a_batch, said_by_the_doctor, said_by_training]
-
-
-@pytest.mark.parametrize("said_by", PROGRAMS, ids=lambda function: function.__name__)
-def test_every_program_refuses_what_holds_too_much_besides_its_pixels(tmp_path, capsys, said_by):
-    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
-    images.write(tmp_path / "pairs" / "sharp" / "a.png", torch.zeros(3, 2, 3))
-    (tmp_path / "pairs" / "blur").mkdir()
-    (tmp_path / "pairs" / "blur" / "a.png").write_bytes(png(chunk(b"tEXt", b"a\0" + bytes(33 << 20))))
-    assert "more than 32 MiB besides its pixels" in said_by(tmp_path, capsys)
