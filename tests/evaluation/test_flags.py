@@ -1,6 +1,5 @@
 """Every flag of evaluate.py changes what it names."""
 
-import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -82,9 +81,9 @@ EVALUATE = {
 
 
 def test_every_flag_of_evaluate_py_is_tested():
-    apart = {"overwrite", "classes"}
-    elsewhere = {"checkpoints", "save_presets", "language"}  # tests/test_evaluate.py, tests/evaluation/test_text.py
-    assert {field.name for field in fields(evaluate.Evaluation)} == {*EVALUATE, *apart, *elsewhere}
+    # In tests/test_evaluate.py, tests/test_evaluate_resume.py, tests/test_extend.py, and tests/evaluation/test_text.py.
+    elsewhere = {"checkpoints", "save_presets", "overwrite", "classes", "language"}
+    assert {field.name for field in fields(evaluate.Evaluation)} == {*EVALUATE, *elsewhere}
 
 
 @pytest.mark.parametrize("flag", EVALUATE)
@@ -96,18 +95,3 @@ def test_a_flag_of_evaluate_py_does_what_it_says(called, known, flag, tmp_path, 
         known[name] = known.get(name) or called(of_evaluate, *RUNS[name])
     assert known["plain"].code == 0
     assert holds(known["plain"], known[run])
-
-
-def test_overwrite_starts_anew(called, known, tmp_path):
-    known["plain"] = known.get("plain") or called(of_evaluate)
-    shutil.copytree(known["plain"].folder, tmp_path / "copy")
-    other = ["--output", tmp_path / "copy", "--seed", "1"]
-    refused = called(of_evaluate, *other)
-    assert refused.code == 2
-    assert "--overwrite true to start anew" in refused.said
-    assert called(of_evaluate, *other, "--overwrite", "true").results["seed"] == 1
-
-
-def test_own_networks_are_named(called):
-    """What they are for stands in tests/test_extend.py."""
-    assert "class mypred.Net cannot be imported" in called(of_evaluate, "--classes", "mypred.Net").said
