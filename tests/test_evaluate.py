@@ -247,6 +247,7 @@ def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path
     table = rows(tmp_path / "out")
     assert [line["setting"] for line in table] == ["blurry", "sharp", "outputs other"]
     assert float(table[2]["psnr"]) > float(table[0]["psnr"])
+    assert "<h1>Evaluation of images" in (tmp_path / "out" / "report.html").read_text()
     shutil.copytree(other, missing)
     (missing / "b.png").unlink()
     with pytest.raises(ValueError, match="has no image b"):

@@ -14,9 +14,7 @@ from PIL import Image
 
 from deblur.evaluation.controls import RECIPES, VERDICT_RECIPE, Verdict
 from deblur.evaluation.report import write_report
-from deblur.evaluation.statistics import Estimate
-from deblur.evaluation.summary import RowSummary
-from tests.evaluation.document import FACTS, REASON, of_rows, summary_of, write_examples
+from tests.evaluation.document import REASON, summary_of, write_examples
 
 # The page, read
 
@@ -77,18 +75,6 @@ def test_the_page_is_for_everybody(folder):
     assert all("alt" in attributes for tag, attributes in tags if tag == "img")
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in tags if tag == "th")
     assert next(attributes for tag, attributes in tags if attributes.get("type") == "range")["aria-label"]
-
-
-def test_results_without_checkpoint_or_images(tmp_path):
-    """Images of another program: no checkpoint, no predictor, one image and so no interval."""
-    scores = {"blurry": 25.0, "outputs other": 27.0}
-    alone = {label: dict.fromkeys(("psnr", "lpips"), Estimate(mean, None, None, 1)) for label, mean in scores.items()}
-    rows = [RowSummary(label, None, 1, 0.0, estimates) for label, estimates in alone.items()]
-    write_report(tmp_path, {"": (of_rows(rows, facts=FACTS | {"checkpoint": None, "grid": None}), [])})
-    page = (tmp_path / "report.html").read_text()
-    assert "outputs other" in page
-    assert 'id="view"' not in page
-    assert "Evaluation of images" in page
 
 
 def test_a_setting_that_cannot_be_judged_says_so_in_a_word_and_why(tmp_path):

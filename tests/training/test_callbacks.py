@@ -270,28 +270,6 @@ def test_averages_are_lightning_s_but_for_the_running_mean(tmp_path):
     assert all(torch.allclose(one[name], other[name], rtol=1e-6, atol=1e-8) for name in one.keys() - own.keys())
 
 
-class Weights(Callback):
-    """Those of a network's first layer after each step."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        self.seen.append(next(pl_module.predictor.parameters()).detach().clone())
-
-
-def test_an_average_is_mostly_its_own_past(tmp_path):
-    """a_1 = w_1, then a_n = decay a_(n-1) + (1 - decay) w_n."""
-    averages, raw = Averages(decay=0.9), Weights()
-    fit(module(), tmp_path, 4, [raw, averages])
-    expected = raw.seen[0]
-    for weight in raw.seen[1:]:
-        expected = 0.9 * expected + 0.1 * weight
-    found = next(averages._average_model.module.predictor.parameters())
-    assert torch.allclose(found, expected, atol=1e-6)
-    assert not torch.allclose(raw.seen[0], raw.seen[-1], atol=1e-3)
-
-
 def test_a_run_says_how_large_its_steps_are(caplog):
     flags = ["--trainer.max_steps", "2", "--trainer.accumulate_grad_batches", "3"]
     flags += ["--trainer.val_check_interval", "3"]
