@@ -72,7 +72,7 @@ def run(page, preset=None, sampler=None, steps=None, count=None, strength=None, 
 
 def clicked(index):
     """What gradio's Gallery sends when a photograph is clicked."""
-    return gr.EventData(None, {"index": index})
+    return gr.SelectData(None, {"index": index, "value": None})
 
 
 def layer(path):

@@ -23,7 +23,7 @@ from deblur.tools.web.actions import NO_PHOTO, NO_RESULT
 from deblur.tools.web.restoration import DEVICE
 from deblur.tools.web.served import Served
 from tests.conftest import ROOT
-from tests.web.conftest import PRESET, REQUEST, clicked, layer, opened, run
+from tests.web.conftest import PRESET, REQUEST, clicked, opened, run
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -217,38 +217,13 @@ def test_a_file_that_nobody_uploaded_is_not_opened(page, visit, tmp_path):
         (lambda page: run(page, count=17), "this page takes at most 16 samples, not 17"),
         (lambda page: run(page, steps=0), "steps must be a whole number of 1 or more, got 0"),
         (lambda page: run(page, steps=2.5), "steps must be a whole number of 1 or more, got 2.5"),
-        (lambda page: run(page, scale="2"), "scale is one of auto, 1, 0.6, 0.4, 0.25, 0.1, not '2'"),
-        (lambda page: run(page, scale=["a"]), "scale is one of auto"),
         (lambda page: run(page, seed=-1), "seed must be a whole number of 0 or more, got -1"),
         (lambda page: run(page, seed=None), "seed must be a whole number of 0 or more, got nothing"),
         (lambda page: run(page, strength=7), "blend must be between 0 and 1, got 7"),
         (lambda page: run(page, sampler="euler"), "sampler must be one of ddpm, ddim"),
         (lambda page: run(page, preset="vivid"), "no preset 'vivid'"),
         (lambda page: page.actions.look(None, REQUEST, -1), "blend must be between 0 and 1, got -1"),
-        (
-            lambda page: page.actions.save("other", REQUEST),
-            "this result has no image other: it has prediction",
-        ),
-        (lambda page: page.actions.select(clicked(7), REQUEST), "there is no photograph 7"),
-        (lambda page: page.actions.select(clicked("x"), REQUEST), "index cannot be 'x'"),
-        (lambda page: page.actions.numbers("x", None, REQUEST), "way is one of"),
         (lambda page: page.actions.open(None, REQUEST), NO_PHOTO),
-        (lambda page: page.actions.open("x", REQUEST), "files cannot be 'x': the page makes no such request"),
-        (lambda page: page.actions.open(["x"], REQUEST), "file cannot be 'x'"),
-        (lambda page: page.actions.open([{"path": 1}], REQUEST), "path cannot be 1"),
-        (lambda page: page.actions.example(99, REQUEST), "there is no example 99"),
-        (lambda page: page.actions.example("x", REQUEST), "example cannot be 'x'"),
-        (lambda page: page.actions.look(["x"], REQUEST), "kind cannot be ['x']"),
-        (lambda page: page.actions.save({}, REQUEST), "kind cannot be {}"),
-        (lambda page: run(page, steps="x"), "steps cannot be 'x'"),
-        (lambda page: run(page, preset=[1]), "preset cannot be [1]"),
-        (lambda page: list(page.actions.restore("x", None, "ddim", 1, 1, 1, 0, "auto", None, REQUEST)), "not x"),
-        (lambda page: run(page, mask=[1]), "mask cannot be [1]: the page makes no such request"),
-        (lambda page: run(page, mask={"layers": "x"}), "layers cannot be 'x'"),
-        (lambda page: run(page, mask={"layers": [1]}), "layer cannot be 1"),
-        (lambda page: run(page, mask={"layers": [{"path": 1}]}), "path cannot be 1"),
-        (lambda page: run(page, mask=layer(ROOT / "README.md")), "what is painted is not an image"),
-        (lambda page: run(page, mask=layer(ROOT / "docs" / "page.jpg")), "painted cannot be None"),
         (lambda page: (page.actions.leave(REQUEST), run(page)), NO_PHOTO),
         (lambda page: (page.actions.leave(REQUEST), page.actions.save(None, REQUEST)), NO_RESULT),
     ],
@@ -258,18 +233,6 @@ def test_what_is_refused_is_a_sentence(page, visit, action, words):
     with pytest.raises(gr.Error, match=re.escape(words)) as refused:
         action(page)
     assert not refused.value.print_exception
-
-
-def test_a_forged_request_prints_no_traceback(page, capfd):
-    address = f"{page.local_url}gradio_api/queue"
-    events = httpx.get(f"{page.local_url}config").json()["dependencies"]
-    for event in events:
-        for data in ([], ["x"] * len(event["inputs"]), [[1]] * len(event["inputs"])):
-            asked = {"fn_index": event["id"], "data": data, "session_hash": "forged"}
-            httpx.post(f"{address}/join", json=asked)
-            with httpx.stream("GET", f"{address}/data", params={"session_hash": "forged"}, timeout=60) as stream:
-                assert any("process_completed" in line or "close_stream" in line for line in stream.iter_lines())
-    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_nobody_can_fill_the_memory_with_painted_layers(page):

@@ -18,7 +18,7 @@ from uuid import uuid4
 import gradio as gr
 from torch import Tensor
 
-from deblur.cli import error_in_words, one_of
+from deblur.cli import error_in_words
 from deblur.data.files.images import ImageError, header_size, read_file
 from deblur.hub import TEXT
 from deblur.restoration.duration import time_in_words
@@ -36,7 +36,6 @@ LARGEST_UPLOAD = 2_000_000_000  # bytes of a visit's photographs
 LARGEST_SMALL = 500_000  # pixels of what is painted on, which the browser sends back after each stroke
 ERROR_SECONDS = 20  # that an error is shown
 TICK = 0.5  # seconds between two movements of the bar
-SCALES = ("auto", "1", "0.6", "0.4", "0.25", "0.1")
 NUMBERS = attrgetter("sampler", "steps", "num_samples", "blend")  # of the settings that have fields of their own
 NO_PHOTO = "there is no photograph yet: upload one"
 NO_RESULT = "nothing is restored yet: press Restore"
@@ -60,13 +59,6 @@ def _sentences() -> Iterator[None]:
         raise gr.Error(error_in_words(error), duration=ERROR_SECONDS, title="Not done", print_exception=False) from None
 
 
-def _require(kind: type, /, **given: Any) -> None:
-    """ValueError if a value is not of a kind: a request that the page does not make."""
-    for name, value in given.items():
-        if not isinstance(value, kind):
-            raise ValueError(f"{name} cannot be {value!r:.40}: the page makes no such request")
-
-
 class Actions:
     """The page's event handlers. Each returns the new values of its outputs in the order listed in `tools.web.page`.
 
@@ -85,12 +77,8 @@ class Actions:
     @_sentences()
     def open(self, files: list[dict[str, Any]] | None, request: gr.Request, is_text: bool = False) -> list[Any]:
         """Open uploaded photographs in place of those before. Each file has its path, and its name at the visitor's."""
-        _require(list | None, files=files)
         if not files:  # cleared meanwhile
             raise ValueError(NO_PHOTO)
-        for file in files:
-            _require(dict, file=file)
-            _require(str, path=file.get("path"), orig_name=file.get("orig_name"))
         if sum(Path(file["path"]).stat().st_size for file in files) > LARGEST_UPLOAD:
             raise ValueError(f"these are more than {LARGEST_UPLOAD / 1e9:g} GB: upload fewer, or use sample.py")
         visit, photos, refused = self._visit(request), [], []
@@ -111,9 +99,6 @@ class Actions:
     @_sentences()
     def example(self, number: int, request: gr.Request) -> list[Any]:
         """Open one of the repository's example photographs."""
-        _require(int, example=number)
-        if not 0 <= number < len(self.examples):
-            raise ValueError(f"there is no example {number}")
         path = self.examples[number]
         return self.open([{"path": str(path), "orig_name": path.name}], request, path in PAGES)
 
@@ -142,7 +127,6 @@ class Actions:
 
         Nothing changes while the way is not known.
         """
-        _require(str | None, preset=preset)
         visit = self._visit(request)
         if visit.measuring is None or not visit.measuring.done():
             return [gr.skip()] * 6
@@ -176,10 +160,6 @@ class Actions:
                 raise ValueError(NO_PHOTO)
             if not isinstance(seed, int) or seed < 0:
                 raise ValueError(f"seed must be a whole number of 0 or more, got {'nothing' if seed is None else seed}")
-            if scale not in SCALES:
-                raise ValueError(f"scale is one of {', '.join(SCALES)}, not {scale!r:.40}")
-            _require(str | None, preset=preset, sampler=sampler)
-            _require(int | float | None, steps=steps, samples=count, strength=strength)
             values = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
             if not visit.measuring.done():
                 values["blend"] = None  # a slider cannot be empty, and shows that of the way before
@@ -244,23 +224,16 @@ class Actions:
         self._visit(request).stop.set()
 
     @_sentences()
-    def select(self, event: gr.EventData, request: gr.Request) -> list[Any]:
+    def select(self, event: gr.SelectData, request: gr.Request) -> list[Any]:
         """Show another of the photographs."""
         visit = self._visit(request)
-        _require(dict, event=event._data)  # gr.SelectData would end in a traceback where a forged request has none
-        index = event._data.get("index")
-        _require(int, index=index)
         with visit.lock:
-            if not 0 <= index < len(visit.photos):
-                raise ValueError(f"there is no photograph {index}")
-            visit.shown = visit.photos[index]
+            visit.shown = visit.photos[event.index]
             return [canvas(visit.shown), *view(visit)]
 
     @_sentences()
     def look(self, kind: str | None, request: gr.Request, strength: float | None = None) -> list[Any]:
         """Show another image of the result, or blend it again with a new strength."""
-        _require(str | None, kind=kind)
-        _require(int | float | None, strength=strength)
         visit = self._visit(request)
         with visit.lock:
             result = visit.shown.result if visit.shown else None
@@ -273,7 +246,6 @@ class Actions:
     @_sentences()
     def save(self, kind: str | None, request: gr.Request) -> str:
         """Write the image that is shown as sample.py would, or of several photographs a ZIP of their results."""
-        _require(str | None, kind=kind)
         visit = self._visit(request)
         with visit.lock:
             results = [photo.result for photo in visit.photos if photo.result]
@@ -283,8 +255,6 @@ class Actions:
                 key = tuple((result, result.settings.blend) for result in results)
                 return visit.serve(key, "restored.zip", lambda path: self._write_zip(path, results, visit.folder))
             [result] = results
-            if kind not in result.kinds:
-                raise ValueError(f"this result has no image {kind}: it has {', '.join(result.kinds)}")
             key, policy = (result, kind, result.settings.blend, "file"), self.options.metadata
             return visit.serve(key, result.file_name(kind), lambda path: result.write(path, kind, policy))
 
@@ -306,12 +276,7 @@ class Actions:
 
     def _way(self, visit: Visit, word: str) -> Way:
         """A way to restore, by the word for it. Where none is quicker than the best, that is meant by QUICK, too."""
-        _require(str, way=word)
-        if word == QUICK and QUICK not in visit.ways:
-            word = BEST
-        if word not in visit.ways:
-            raise ValueError(one_of("way", f"{word:.40}", list(visit.ways)))
-        return visit.ways[word]
+        return visit.ways.get(word) or visit.ways[BEST]
 
     def _opened(self, visit: Visit, path: Path, name: str) -> Photo:
         """A photograph of an uploaded file. ImageError: it cannot be read, or is larger than the page accepts."""
@@ -333,19 +298,10 @@ class Actions:
 
     def _painted(self, mask: dict[str, Any] | None, photo: Photo) -> Tensor | None:
         """What is painted of a photograph, (H, W) in [0, 1]; None: nothing."""
-        _require(dict | None, mask=mask)
-        layers = (mask or {}).get("layers", [])
-        _require(list, layers=layers)
+        layers = mask["layers"] if mask else []  # the editor has one at most
         if not layers:
             return None
-        layer = layers[0]  # the editor has one
-        _require(dict, layer=layer)
-        _require(str, path=layer.get("path"))
-        try:
-            alpha = read_file(layer["path"]).alpha  # (1, h, w) uint8, of the size of the copy that is painted on
-        except ImageError as error:
-            raise ImageError(str(error).replace(layer["path"], "what is painted")) from None
-        _require(Tensor, painted=alpha)
+        alpha = read_file(layers[0]["path"]).alpha  # (1, h, w) uint8, of the size of the copy that is painted on
         return resized(alpha[None].float() / 255, *photo.size).clamp(0, 1)[0, 0] if alpha.any() else None
 
 

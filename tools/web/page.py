@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import get_args
 from urllib.request import getproxies_environment
 
 import gradio as gr
@@ -14,7 +14,7 @@ import gradio as gr
 from deblur.hub import TEXT, shipped
 from deblur.restoration.options import Options, ways
 from deblur.settings import Sampler
-from deblur.tools.web.actions import SCALES, Actions
+from deblur.tools.web.actions import Actions
 from deblur.tools.web.restoration import PhotoRestorer
 from deblur.tools.web.served import LOCAL, Served
 from deblur.tools.web.visits import IDLE_SECONDS, Visits
@@ -30,6 +30,7 @@ TYPED = """(...known) => [...known.slice(0, 3), ...["steps", "count", "strength"
   return field === null ? known[3 + k] : field.value === "" ? null : Number(field.value);
 }), ...known.slice(7)]"""
 DOWNLOAD = "() => document.querySelector('#file a, a#file, #file').click()"
+SCALES = ["auto", "1", "0.6", "0.4", "0.25", "0.1"]
 BRUSH = gr.Brush(default_size=30, colors=["#ff3b30"], default_color="#ff3b30", color_mode="fixed")
 
 
@@ -53,16 +54,6 @@ class Page(gr.Blocks):
                 part.elem_id = name
             _connect(ui, actions)
             self.unload(actions.leave)
-
-    async def process_api(self, *given: Any, **options: Any) -> dict[str, Any]:
-        """Gradio's handling of a request. What it refuses itself is forged, and is no fault of the program to print."""
-        try:
-            return await super().process_api(*given, **options)
-        except gr.Error as error:
-            error.print_exception = False
-            raise
-        except (ValueError, IndexError) as error:
-            raise gr.Error(str(error), title="Not done", print_exception=False) from None
 
     def serve(self, served: Served) -> None:
         """Serve the page in a thread. OSError if the port is taken."""
@@ -122,7 +113,7 @@ def _place(ui: SimpleNamespace, actions: Actions) -> None:
             with gr.Row():
                 ui.count = gr.Number(first.num_samples, label="Samples", precision=0, min_width=80)
                 ui.seed = gr.Number(0, label="Seed", precision=0, min_width=80)
-                ui.scale = gr.Dropdown(list(SCALES), value=SCALES[0], label="Scale", min_width=120)
+                ui.scale = gr.Dropdown(SCALES, value=SCALES[0], label="Scale", min_width=120)
             tools = {"brush": BRUSH, "sources": [], "transforms": [], "layers": False, "buttons": ["fullscreen"]}
             ui.mask = gr.ImageEditor(label="Restore a part only: paint it", height=340, format="png", **tools)
             ui.mask.accept_blobs = None  # would keep in memory what anybody sends; painted layers are uploaded
