@@ -214,19 +214,10 @@ def parity(network: nn.Module, name: str, folder: Path, provider: Provider, axes
         ratios.append(psnr(output, expected))
     worst, least = np.max(differences).item(), np.min(ratios).item()  # nan if one is: Python's max and min hide it
     result = f"{written.engine.place} differs from PyTorch by {worst:.1e} at most, {least:.1f} dB"
-    if not is_alike(facts.precision, worst, least):
+    is_near = {"fp32": worst <= MAX_ERROR, "fp16": least >= MIN_PSNR, "int8": True}  # whose limit is `quantise`'s
+    if not (math.isfinite(worst) and is_near[facts.precision]):
         raise CheckpointError(f"the {name} in {result}, which is too much: it is not written")
     return result
-
-
-def is_alike(precision: GraphPrecision, worst: float, least: float) -> bool:
-    """Whether a graph's largest difference and its lowest PSNR in dB are within the limits of its precision.
-
-    A difference that is no finite number never is; int8 has its own limit, of `quantise`.
-    """
-    if not math.isfinite(worst):
-        return False
-    return {"fp32": worst <= MAX_ERROR, "fp16": least >= MIN_PSNR, "int8": True}[precision]
 
 
 def psnr(output: Tensor, reference: Tensor) -> float:

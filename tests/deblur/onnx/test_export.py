@@ -16,13 +16,12 @@ from deblur.models.networks.base import Cascade, Predictor, register_to_config
 from deblur.models.networks.maxim import Maxim
 from deblur.models.networks.nafnet import SlimPredictor
 from deblur.onnx import files as onnx_files
-from deblur.onnx.export import TargetDevice
-from deblur.onnx.export import engines as compared_on
 from deblur.onnx.graphs import psnr
 from deblur.pipeline import load_pipeline
 from deblur.settings import SamplingSettings
 from deblur.storage import FolderInUse
-from deblur.tools.export_onnx import export_onnx
+from deblur.tools.export_onnx import TargetDevice, export_onnx
+from deblur.tools.export_onnx import engines as compared_on
 from tests import processes
 from tests.conftest import ROOT
 from tests.deblur.onnx.conftest import TILE, image

@@ -3,7 +3,6 @@
 import math
 import re
 import shutil
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ import torch
 from deblur.hub import CheckpointError
 from deblur.models.networks.u2net import RSU
 from deblur.onnx import files as onnx_files
-from deblur.onnx.files import GraphPrecision
-from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OneOutput, examples, is_alike, parity, write_network
+from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OneOutput, examples, parity, write_network
 from deblur.onnx.network import OnnxNetwork
 from deblur.pipeline import load_pipeline
 from deblur.tools.export_onnx import export_onnx
@@ -114,13 +112,6 @@ def test_a_difference_at_any_compared_size_counts(place, call):
     network = load_pipeline(str(place / "slim"), precision="fp32").predictor
     with pytest.raises(CheckpointError, match="differs from PyTorch by nan at most, nan dB"):
         parity(NoNumber(network, call), "predictor", place / "tiles" / "predictor", "cpu")
-
-
-@pytest.mark.parametrize("precision", get_args(GraphPrecision))
-def test_no_precision_allows_what_is_no_number(precision):
-    assert is_alike(precision, 1e-5, 80.0)
-    for worst, least in ((math.nan, math.nan), (math.inf, -math.inf), (math.nan, 80.0)):
-        assert not is_alike(precision, worst, least)
 
 
 def test_a_checkpoint_whose_weights_are_no_numbers_is_not_exported(place, tmp_path):
