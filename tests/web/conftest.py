@@ -1,5 +1,6 @@
 """The page that the tests of this folder share, a visit to it, and a run."""
 
+import os
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,8 +25,8 @@ REQUEST = SimpleNamespace(session_hash="somebody")
 def serving(folder, checkpoint=None, **served):
     """A page that this process serves."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED"):
-            patch.setenv(name, "")  # put back what was there
+        for name in ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED", "no_proxy"):
+            patch.setenv(name, os.environ.get(name, ""))  # put back what was there
         options = Options("", checkpoint, device="cpu", precision="fp32")
         page = app.start(app.Served(port=free_port(), max_steps=1000, **served), options, folder)
         yield page

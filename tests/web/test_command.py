@@ -57,17 +57,13 @@ def test_the_page_is_for_this_machine_unless_told(capsys):
     assert "warning" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("exceptions", [None, "example.org"])
-def test_a_proxy_of_the_environment_is_not_asked_for_the_page(tmp_path, monkeypatch, exceptions):
+def test_a_proxy_of_the_environment_is_not_asked_for_the_page(tmp_path, monkeypatch):
     """Companies set one, which knows nothing of this machine's own addresses."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    if exceptions:
-        monkeypatch.setenv("no_proxy", exceptions)
+    monkeypatch.setenv("no_proxy", "example.org")
     tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
     with serving(tmp_path / "visitors", str(tmp_path / "checkpoint")) as page:
         assert httpx.get(page.local_url, trust_env=False).status_code == 200
-        assert os.environ.get("no_proxy") == exceptions
+        assert os.environ["no_proxy"].startswith("example.org,")

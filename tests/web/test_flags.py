@@ -98,7 +98,7 @@ def test_the_page_s_networks_are_those_of_its_flags(opened):
 
 @pytest.mark.xdist_group("page")
 def test_the_page_is_served_as_its_flags_say(place, tmp_path, monkeypatch):
-    for name in ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED"):
+    for name in ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED", "no_proxy"):
         monkeypatch.setenv(name, "")
     port = free_port()
     flags = ["--host", "127.0.0.2", "--port", str(port), "--auth", "name:word", "--max_size", "0.001"]

@@ -1,8 +1,6 @@
 """The page's layout and controls."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,37 +56,25 @@ class Page(gr.Blocks):
     def serve(self, served: Served) -> None:
         """Serve the page in a thread. OSError if the port is taken."""
         fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # none is downloaded
+        # Gradio asks for the page's own address as it starts, past a proxy that the environment names.
+        excepted = [getproxies_environment().get("no", ""), *LOCAL, served.host]
+        os.environ["no_proxy"] = ",".join(filter(None, excepted))
         try:
-            with _reached_without_proxy(served.host):
-                self.queue().launch(
-                    server_name=served.host,
-                    server_port=served.port,
-                    auth=tuple(served.auth.split(":", 1)) if served.auth else None,
-                    max_file_size=int(1e6 * served.max_size),
-                    theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
-                    css_paths=LOOK,
-                    head=SCRIPT,
-                    footer_links=[],
-                    prevent_thread_lock=True,
-                    quiet=True,
-                    **dict.fromkeys(("share", "ssr_mode", "mcp_server", "run_history", "enable_monitoring"), False),
-                )
+            self.queue().launch(
+                server_name=served.host,
+                server_port=served.port,
+                auth=tuple(served.auth.split(":", 1)) if served.auth else None,
+                max_file_size=int(1e6 * served.max_size),
+                theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
+                css_paths=LOOK,
+                head=SCRIPT,
+                footer_links=[],
+                prevent_thread_lock=True,
+                quiet=True,
+                **dict.fromkeys(("share", "ssr_mode", "mcp_server", "run_history", "enable_monitoring"), False),
+            )
         except OSError:
             raise OSError(f"port {served.port} of {served.host} cannot be used: give another --port") from None
-
-
-@contextmanager
-def _reached_without_proxy(host: str) -> Iterator[None]:
-    """Let gradio ask for the page's own address, as it does when it starts, past a proxy that the environment names."""
-    before = os.environ.get("no_proxy")
-    excepted = [getproxies_environment().get("no", ""), *LOCAL, host]
-    os.environ["no_proxy"] = ",".join(filter(None, excepted))
-    try:
-        yield
-    finally:
-        del os.environ["no_proxy"]
-        if before is not None:
-            os.environ["no_proxy"] = before
 
 
 def _place(ui: SimpleNamespace, actions: Actions) -> None:
