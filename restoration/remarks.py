@@ -3,11 +3,32 @@
 import torch
 from torch import Tensor
 
+from deblur.data.files import images
+from deblur.data.files.images import ImageFile
 from deblur.draft import DeblurOutput
-from deblur.keep_sharp import has_streaks, is_shaken, lacks_detail, stays_blurred
+from deblur.image_processor import with_hidden_filled
+from deblur.keep_sharp import has_streaks, is_shaken, lacks_detail, restored_amount, stays_blurred
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 RESTORED_WHOLLY = 0.95  # share of an image from which on nothing is said of the rest
+
+
+def notes(
+    image: ImageFile, visible: Tensor | None, out: DeblurOutput, restored: Tensor, suffix: str, is_masked: bool
+) -> list[str]:
+    """What is notable in one restored image, apart from what is wrong with it.
+
+    Args:
+        image, visible: as it was read, and what of it is not transparent, (1, 1, H, W) of bool; None: all.
+        out, restored: of that image alone, and what of it is written, (3, H, W) in [0, 1].
+        suffix: of the file that it is written to.
+        is_masked: whether a mask says what is restored.
+    """
+    amount, height, width = restored_amount(out.share.cpu(), visible), *image.pixels.shape[-2:]
+    filled = with_hidden_filled(image.values[None], visible)[0]
+    found = [*image.remarks, *images.remarks_on(image, suffix), *scale_remarks(out.scale, height, width, amount)]
+    found += kept_remarks(amount, filled, out.discarded, is_masked)
+    return found + still_blurred_remarks(out, restored, filled)
 
 
 def kept_remarks(amount: float, blurry: Tensor, discarded: Tensor | None = None, is_masked: bool = False) -> list[str]:

@@ -24,14 +24,14 @@ from deblur.data.files.images import ImageError, ImageFile, header_size
 from deblur.data.files.kinds import usual_suffix
 from deblur.draft import DeblurOutput
 from deblur.hub import PRETRAINED, PURPOSES, TEXT, name_of
-from deblur.image_processor import visible_pixels, with_hidden_filled
+from deblur.image_processor import visible_pixels
 from deblur.keep_sharp import restored_amount
 from deblur.pipeline import Area, DeblurPipeline, Limits, Progress, load_pipeline
 from deblur.progress import ProgressBar
 from deblur.restoration.maps import write_before_and_after, write_map
 from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names
-from deblur.restoration.remarks import faults, kept_remarks, scale_remarks, still_blurred_remarks
+from deblur.restoration.remarks import faults, notes
 from deblur.restoration.text import looks_like_text
 from deblur.settings import SamplingSettings, preset_settings
 from deblur.tiling import TooLittleMemory, allowed_memory, fixed_spans, refusal, require_memory
@@ -66,7 +66,6 @@ class Restoration:
     restored: Tensor  # (samples, 3, H, W) in [0, 1], what is written
     faults: Sequence[str]  # of the sample, in words
     notes: Sequence[str]  # what is notable in the image, in words
-    amount: float  # how much of what is visible is restored, from 0 to 1
     seconds: float  # its share of the batch's time
 
     @property
@@ -270,16 +269,11 @@ class Restorer:
         is_drawn = self.settings.blend > 0 and bool(out.share.any())
         found = faults(out.images[0], out.predictions[0], image.pixels, visible) if is_drawn else []
         is_back = bool(found) and self.options.on_fault == "fallback"
-        amount = restored_amount(out.share.cpu(), visible)
-        notes = [*image.remarks, *images.remarks_on(image, photograph.names.target.suffix)]
-        notes += scale_remarks(out.scale, *image.pixels.shape[-2:], amount)
-        if self.is_for_photographs and looks_like_text(image.values):
-            notes.append("looks like a page of text, for which --checkpoint text is made")
-        filled = with_hidden_filled(image.values[None], visible)[0]
-        notes += kept_remarks(amount, filled, out.discarded, self.mask is not None)
         restored = out.predictions if is_back else out.images
-        notes += still_blurred_remarks(out, restored[0], filled)
-        return Restoration(photograph, out, restored, found, notes, amount, seconds + time.perf_counter() - start)
+        noted = notes(image, visible, out, restored[0], photograph.names.target.suffix, self.mask is not None)
+        if self.is_for_photographs and looks_like_text(image.values):
+            noted.append("looks like a page of text, for which --checkpoint text is made")
+        return Restoration(photograph, out, restored, found, noted, seconds + time.perf_counter() - start)
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:
         """Write one restoration. Returns its files, and the other fields of the manifest's entry."""
@@ -301,7 +295,8 @@ class Restorer:
             write_before_and_after(written[-1], photograph.image.values, restoration.restored[0], prediction)
         seconds = round(restoration.seconds + time.perf_counter() - start, 3)
         found = {"tiles": out.tiles, "seconds": seconds, "faults": list(restoration.faults)}
-        found |= {"working_scale": out.scale, "restored_share": round(restoration.amount, 4)}
+        amount = restored_amount(out.share.cpu(), photograph.visible)
+        found |= {"working_scale": out.scale, "restored_share": round(amount, 4)}
         return written, self._found | self.facts | found | whites
 
 

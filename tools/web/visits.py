@@ -18,10 +18,9 @@ from torch import Tensor
 from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageFile
 from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
-from deblur.image_processor import visible_pixels, with_hidden_filled
-from deblur.keep_sharp import restored_amount
+from deblur.image_processor import visible_pixels
 from deblur.restoration.outputs import Names, named
-from deblur.restoration.remarks import faults, kept_remarks, scale_remarks, still_blurred_remarks
+from deblur.restoration.remarks import faults, notes
 from deblur.settings import SamplingSettings
 
 PREDICTION = "prediction"
@@ -132,15 +131,11 @@ class Result:
 
     def check(self) -> None:
         """Find what is notable, and what is wrong."""
-        output, image = self.output(self.kinds[-1]), self.photo.image
-        amount = restored_amount(output.share, self.photo.visible)
-        filled = with_hidden_filled(image.values[None], self.photo.visible)[0]
-        self.notes = kept_remarks(amount, filled, output.discarded, self.mask is not None)
-        self.notes += still_blurred_remarks(output, output.images[0], filled)
-        self.notes += [*scale_remarks(self.scale, *self.photo.size, amount), *image.remarks]
-        self.notes += images.remarks_on(image, PurePath(self.file_name(self.kinds[-1])).suffix)
+        output, image, visible = self.output(self.kinds[-1]), self.photo.image, self.photo.visible
+        suffix = PurePath(self.file_name(self.kinds[-1])).suffix
+        self.notes = notes(image, visible, output, output.images[0], suffix, self.mask is not None)
         if len(self.kinds) > 1 and self.settings.blend > 0 and output.share.any():
-            self.faults = faults(output.images[0], output.predictions[0], image.pixels, self.photo.visible)
+            self.faults = faults(output.images[0], output.predictions[0], image.pixels, visible)
 
     def file_name(self, kind: str) -> str:
         """The file name that sample.py would use."""
