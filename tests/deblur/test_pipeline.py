@@ -16,8 +16,9 @@ from deblur.draft import Blurry
 from deblur.image_processor import size_of
 from deblur.models.networks.base import IdentityPredictor, ZeroPredictor
 from deblur.models.networks.unet import UNetPredictor
-from deblur.pipeline import Area, DeblurPipeline, noise_generator, read_pipeline
+from deblur.pipeline import Area, DeblurPipeline, Limits, noise_generator, read_pipeline
 from deblur.settings import SamplingSettings, sharing_samples
+from deblur.tiling import TooLittleMemory
 from deblur.working_size import WorkingSize
 from tests.conftest import fresh
 from tests.tiny import tiny_pipeline
@@ -182,7 +183,6 @@ def test_settings_that_share_samples_give_what_each_gives_alone(blurry):
 
 GENERATOR = np.random.default_rng(0)
 PIXELS = GENERATOR.integers(256, size=(7, 9, 4), dtype=np.uint8)
-DEEP = GENERATOR.integers(65536, size=(7, 9, 4), dtype=np.uint16)
 
 
 def test_an_image_that_comes_back_has_no_metadata(tmp_path):
@@ -266,13 +266,10 @@ def test_hidden_colours_change_no_visible_pixel_and_stay(options, keep_sharp):
             assert np.array_equal(one, other)
 
 
-def test_16_bits_are_kept_and_several_samples_have_their_image_s_alpha_and_hidden_colours():
-    pipeline = tiny_pipeline(IdentityPredictor())
-    (same,) = pipeline(DEEP, SamplingSettings(blend=0.0)).images
-    assert same.dtype == np.uint16 and np.abs(same.astype(int) - DEEP).max() <= 1
-    clear = DEEP.copy()
+def test_several_samples_have_their_image_s_alpha_and_hidden_colours():
+    clear = GENERATOR.integers(65536, size=(7, 9, 4), dtype=np.uint16)
     clear[:2, :, 3] = 0
-    restored = pipeline([clear, clear[::-1]], SamplingSettings(steps=1, num_samples=2)).images
+    restored = tiny_pipeline()([clear, clear[::-1]], SamplingSettings(steps=1, num_samples=2)).images
     for one, own in zip(restored, [clear, clear, clear[::-1], clear[::-1]], strict=True):
         assert np.array_equal(one[..., 3], own[..., 3])
         assert np.array_equal(one[own[..., 3] == 0], own[own[..., 3] == 0])
@@ -292,31 +289,25 @@ def test_from_pretrained_is_load_pipeline(tmp_path):
     first = tiny_pipeline()
     first.save_pretrained(tmp_path)
     blurry, settings = torch.rand(3, 9, 9), SamplingSettings(steps=2)
-    for source in (tmp_path, str(tmp_path)):
-        loaded = DeblurPipeline.from_pretrained(source, precision="bf16")
-        assert type(loaded) is DeblurPipeline
-        assert loaded.precision == "bf16"
-        assert not loaded.predictor.training
-        theirs = (
-            DeblurPipeline.from_pretrained(source, precision="fp32")
-            .to("cpu")(blurry, settings, output_type="pt")
-            .images
-        )
-        assert torch.allclose(theirs, first(blurry, settings, output_type="pt").images, atol=1e-5)
-    with pytest.raises(ValueError, match="nowhere is neither a folder"):
-        DeblurPipeline.from_pretrained("nowhere")
+    loaded = DeblurPipeline.from_pretrained(tmp_path, precision="fp32").to("cpu")
+    assert (loaded.precision, loaded.predictor.training) == ("fp32", False)
+    theirs = loaded(blurry, settings, output_type="pt").images
+    assert torch.allclose(theirs, first(blurry, settings, output_type="pt").images, atol=1e-5)
 
 
 def test_images_of_different_sizes_are_restored_one_by_one(tmp_path):
     pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2, num_samples=2)
     arrays = [np.random.default_rng(0).random((21, width, 3), np.float32) for width in (30, 24)]
-    out = pipeline(arrays, settings, names=["a", "b"])
-    assert [image.shape for image in out.images] == [(21, 30, 3)] * 2 + [(21, 24, 3)] * 2
-    assert np.array_equal(out.images[2], pipeline(arrays[1], settings, names=["b"]).images[0])
-    assert [image.shape[1] for image in out.predictions] == [30, 24]
     files = [tmp_path / f"{name}.png" for name in "ab"]
     for file, array in zip(files, arrays, strict=True):
         images.write(file, torch.from_numpy(array).movedim(-1, 0))
-    named = pipeline(files, settings, names=["a", "b"]).images
-    for image, array in zip(named, out.images, strict=True):
-        assert np.abs(np.asarray(image) / 255 - array).max() < 0.01
+    with pytest.raises(TooLittleMemory):
+        pipeline(arrays, settings, limits=Limits(memory=1))
+    for options in ({}, {"area": Area(0.5)}):
+        out = pipeline(arrays, settings, seed=3, names=["a", "b"], **options)
+        assert [image.shape for image in out.images] == [(21, 30, 3)] * 2 + [(21, 24, 3)] * 2
+        alone = pipeline(arrays[1], settings, seed=3, names=["b"], **options)
+        assert np.array_equal(out.images[2], alone.images[0])
+        assert np.array_equal(out.predictions[1], alone.predictions[0])
+        for image, array in zip(pipeline(files, settings, 3, ["a", "b"], **options).images, out.images, strict=True):
+            assert np.abs(np.asarray(image) / 255 - array).max() < 0.01

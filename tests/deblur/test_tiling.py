@@ -18,8 +18,6 @@ from deblur.tiling import (
     fixed_spans,
     free_memory,
     give_back,
-    ramps,
-    spans,
     used_memory,
 )
 from tests.tiny import stir, tiny_pipeline
@@ -118,14 +116,6 @@ def test_fixed_tiles_cover_an_axis_with_their_halo(length):
         assert stop - end >= halo or end == stop == length
         assert stop - start == side or stop == length
     assert length < side or length - tiles[-1][0] > side - stride
-
-
-@pytest.mark.parametrize("length", [128, 129, 300, 513, 1000])
-def test_ramps_of_neighbours_add_to_one(length):
-    total = torch.zeros(length)
-    for span in spans(length, 128, 32):
-        total[span[0] : span[3]] += ramps(span, length, 16)
-    assert torch.allclose(total, torch.ones(length), atol=1e-6)
 
 
 @pytest.mark.parametrize(

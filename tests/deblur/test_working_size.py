@@ -10,7 +10,7 @@ from PIL import Image
 import sample
 from deblur.checkpoints import CheckpointError, update_index
 from deblur.models.networks.unet import UNetPredictor
-from deblur.pipeline import Area, Limits, load_pipeline
+from deblur.pipeline import Area, load_pipeline
 from deblur.settings import SamplingSettings
 from deblur.working_size import (
     WorkingSize,
@@ -213,21 +213,6 @@ def test_of_several_images_the_finest_scale_counts():
     both = torch.cat([image, torch.full_like(image, 0.5)])
     assert pipeline.working_scale(both) == 1
     assert pipeline.working_scale(both[:1]) == 0.5
-
-
-def test_images_of_different_sizes_are_restored_as_each_alone():
-    pipeline, (image, _) = measuring(), half_of_detail()
-    both = [image[0].permute(1, 2, 0).numpy(), image[0, :, :, :60].permute(1, 2, 0).numpy()]
-    for options in (
-        {"area": Area(0.5)},
-        {},
-        {"settings": SamplingSettings(steps=2)},
-        {"limits": Limits(predictor_tile=64)},
-    ):
-        out = pipeline(both, seed=3, names=["a", "b"], **options)
-        for one, name, restored in zip(both, ("a", "b"), out.images, strict=True):
-            alone = pipeline(one, seed=3, names=[name], **options)
-            assert np.array_equal(restored, alone.images[0]), options
 
 
 @pytest.mark.parametrize("how", ["alpha", "mask"])

@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import torch
 from deblur.hub import CheckpointError
 from deblur.models.networks.u2net import RSU
 from deblur.onnx import files as onnx_files
-from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OneOutput, examples, parity, write_network
+from deblur.onnx.files import read_facts
+from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OneOutput, examples, parity, write_facts, write_network
 from deblur.onnx.network import OnnxNetwork
 from deblur.pipeline import load_pipeline
 from deblur.tools.export_onnx import export_onnx
@@ -92,6 +94,15 @@ def test_a_graph_in_half_precision_keeps_60_db(place, tmp_path, share):
     else:
         with pytest.raises(CheckpointError, match="which is too much: it is not written"):
             parity(network, "predictor", folder, "cpu")
+
+
+@pytest.mark.parametrize("amount", NO_NUMBERS)
+def test_no_number_is_near_enough_in_int8(place, tmp_path, amount):
+    network = load_pipeline(str(place / "slim"), precision="fp32").predictor
+    folder = shifted(place / "tiles" / "predictor", tmp_path / "predictor", amount)
+    write_facts(folder, replace(read_facts(folder), precision="int8"))
+    with pytest.raises(CheckpointError, match="which is too much: it is not written"):
+        parity(network, "predictor", folder, "cpu")
 
 
 class NoNumber(torch.nn.Module):
