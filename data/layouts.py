@@ -332,10 +332,7 @@ def _flat(layout: str, variant: str, blurry: Path, sharp: Path) -> Listing:
     for folder in (blurry, sharp):
         if not folder.is_dir():
             raise DatasetError(f"{folder.parent} has no folder {folder.name}.")
-    both = _images(("", blurry)), _images(("", sharp))
-    if not any(both):
-        raise DatasetError(f"{blurry} holds no pairs with {sharp}: both folders are empty.")
-    return _match(layout, variant, *both)
+    return _match(layout, variant, _images(("", blurry)), _images(("", sharp)))
 
 
 def _match(layout: str, variant: str, blurry: dict[str, Path], sharp: dict[str, Path]) -> Listing:

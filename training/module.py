@@ -75,10 +75,6 @@ class Optimizer:
         return optimizer, LambdaLR(optimizer, factor)
 
 
-# Configs write an argument of a frozen class as a group of keys, such as model.optimizer.lr.
-OPTIMIZER, PREDICTOR_LOSS = Optimizer(), PredictorLoss()
-
-
 class Predict(L.LightningModule):
     """Train the predictor g alone.
 
@@ -97,8 +93,8 @@ class Predict(L.LightningModule):
     def __init__(
         self,
         predictor: nn.Module,
-        predictor_loss: PredictorLoss = PREDICTOR_LOSS,
-        optimizer: Optimizer = OPTIMIZER,
+        predictor_loss: PredictorLoss = PredictorLoss(),  # noqa: B008 (frozen)
+        optimizer: Optimizer = Optimizer(),
         init_from: str | None = None,
         compiled: bool = False,
     ):
@@ -221,9 +217,9 @@ class PredictAndRefine(Predict):
         schedule: NoiseSchedule = NoiseSchedule(),  # noqa: B008 (frozen)
         objective: Objective = Objective(),  # noqa: B008 (frozen)
         residual: Residual = Residual(),  # noqa: B008 (frozen)
-        predictor_loss: PredictorLoss = PREDICTOR_LOSS,
+        predictor_loss: PredictorLoss = PredictorLoss(),  # noqa: B008 (frozen)
         predictor_training: Literal["joint", "detached", "frozen"] = "detached",
-        optimizer: Optimizer = OPTIMIZER,
+        optimizer: Optimizer = Optimizer(),
         validation: SamplingSettings = SamplingSettings(steps=10),  # noqa: B008 (frozen)
         init_from: str | None = None,
         compiled: bool = False,

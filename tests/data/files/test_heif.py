@@ -1,6 +1,5 @@
 """What AVIF and HEIF files say about the primary image."""
 
-
 import imagecodecs
 import numpy as np
 import pillow_heif
