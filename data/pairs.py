@@ -86,7 +86,7 @@ class TrainPairs(Dataset):
         blurry, sharp = item.read()
         frames = {"blurry": blurry, "sharp": sharp}
         if self.predictions is not None:
-            frames |= self.predictions.read(item.name, sharp)
+            frames |= self.predictions.read(item.name)
         return frames
 
 

@@ -105,15 +105,9 @@ class Predictions:
             images.write(self.files(name)["log_size"], level.expand(3, -1, -1), GREY_16, compress_level=1)
         images.write(self.files(name)["x_init"], x_init, compress_level=1)
 
-    def read(self, name: str, like: Tensor) -> dict[str, Tensor]:
-        """The prediction of a pair in raw numbers, as `images.read_raw`: x_init (3, H, W) and log_size (1, H, W).
-
-        Raises DatasetError if its size is not that of `like`.
-        """
+    def read(self, name: str) -> dict[str, Tensor]:
+        """The prediction of a pair in raw numbers, as `images.read_raw`: x_init (3, H, W) and log_size (1, H, W)."""
         raw = {kind: images.read_raw(file) for kind, file in self.files(name).items()}
-        for kind, image in raw.items():
-            if image.shape != like.shape:
-                raise DatasetError(f"{self.files(name)[kind]} differs in size from its pair: predict it again.")
         if "log_size" in raw:
             raw["log_size"] = raw["log_size"][:1]
         return raw

@@ -106,8 +106,7 @@ def test_predictions_of_the_pairs_that_are_made(photos):
     stored = Predictions.of(folder, "train", "blur")
     assert stored.predictor.sha256 == network_hash(pipeline.predictor)
     for pair in find_pairs(folder):
-        blurry, sharp = read_pair(pair)
-        prediction, raw = pipeline.predict(blurry[None]), stored.read(pair.name, sharp)
+        prediction, raw = pipeline.predict(images.read(pair.blurry)[None]), stored.read(pair.name)
         assert (images.to_float(raw["x_init"]) - prediction.images[0]).abs().max() < 0.51 / 255
         assert (to_log_size(images.to_float(raw["log_size"])) - prediction.log_size[0]).abs().max() < 1e-3
     assert not (make(photos, "other") / "predictions").exists()
@@ -123,9 +122,8 @@ def test_predictions_of_a_cascades_first_network_and_of_fewer_stages(photos):
     assert stored.predictor.sha256 == network_hash(cascade.first)
     assert stored.predictor.stages == 1
     pair = find_pairs(folder)[0]
-    blurry, sharp = read_pair(pair)
-    estimate = (cascade.first(blurry[None] * 2 - 1, stages=1)[0] + 1) / 2
-    x_init = images.to_float(stored.read(pair.name, sharp)["x_init"])
+    estimate = (cascade.first(images.read(pair.blurry)[None] * 2 - 1, stages=1)[0] + 1) / 2
+    x_init = images.to_float(stored.read(pair.name)["x_init"])
     assert (x_init - estimate.clamp(0, 1)).abs().max() < 0.51 / 255
     with pytest.raises(DatasetError, match="1 of its stages: remove it"):
         main([str(folder), *flags[:-2]])
