@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,24 +45,18 @@ def sharing(output: Path) -> Iterator[Processes]:
     Fabric is used only for ranks, barriers and a broadcast, so it runs on the CPU wherever the networks run. The first
     process holds the folder of the results.
     """
-    env = os.environ
-    if not {"WORLD_SIZE", "SLURM_NTASKS"} & env.keys():
-        with sole_user(output):
-            yield Processes()
-        return
-    from lightning.fabric import Fabric  # not at the top: its import takes seconds, and one process needs none
+    processes, env = Processes(), os.environ
+    if {"WORLD_SIZE", "SLURM_NTASKS"} & env.keys():
+        from lightning.fabric import Fabric  # not at the top: its import takes seconds, and one process needs none
 
-    here = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or 1)
-    nodes = int(env.get("GROUP_WORLD_SIZE") or env.get("SLURM_NNODES") or 1)
-    try:
-        processes = Fabric(accelerator="cpu", devices=here, num_nodes=nodes)
-    except RuntimeError as error:  # inconsistent SLURM variables, such as --ntasks without --ntasks-per-node
-        raise ValueError(" ".join(str(error).split())) from error
-    processes.launch()
-    if processes.is_global_zero:
-        with sole_user(output):
-            yield processes
-    else:
+        here = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or 1)
+        nodes = int(env.get("GROUP_WORLD_SIZE") or env.get("SLURM_NNODES") or 1)
+        try:
+            processes = Fabric(accelerator="cpu", devices=here, num_nodes=nodes)
+        except RuntimeError as error:  # inconsistent SLURM variables, such as --ntasks without --ntasks-per-node
+            raise ValueError(" ".join(str(error).split())) from error
+        processes.launch()
+    with sole_user(output) if processes.is_global_zero else nullcontext():
         yield processes
 
 

@@ -18,9 +18,9 @@ LARGEST_PER_INCH = (1 << 16) - 1  # JPEG's number has 16 bits
 LARGEST_OF_RATIO = (1 << 31) - 1  # PNG's has 31
 
 
-def to_unit(values: Tensor) -> Tensor:
-    """uint8 or uint16 as float32 in [0, 1]."""
-    return values.float().div_(torch.iinfo(values.dtype).max)
+def to_float(raw: Tensor) -> Tensor:
+    """Numbers of a file, uint8 or of 16 bits in any type, as float32 in [0, 1]."""
+    return raw.float().div_(255 if raw.dtype == torch.uint8 else 65535)
 
 
 @dataclass(frozen=True)
@@ -122,4 +122,4 @@ class ImageFile:
     @property
     def values(self) -> Tensor:
         """(3, H, W) float32 in [0, 1]."""
-        return to_unit(self.pixels)
+        return to_float(self.pixels)

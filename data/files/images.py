@@ -14,7 +14,7 @@ from deblur.data.files.encoding import remarks_on as remarks_on
 from deblur.data.files.encoding import require_tellable as require_tellable
 from deblur.data.files.encoding import write as write
 from deblur.data.files.image_file import ImageFile as ImageFile
-from deblur.data.files.image_file import to_unit
+from deblur.data.files.image_file import to_float as to_float
 from deblur.data.files.search import ImageError as ImageError
 
 
@@ -30,15 +30,10 @@ def read_mask(path: str | Path) -> Tensor:
     """
     image = read_file(path)
     brightness = image.values.mean(0)
-    return brightness if image.alpha is None else brightness * to_unit(image.alpha[0])
+    return brightness if image.alpha is None else brightness * to_float(image.alpha[0])
 
 
 def read_raw(path: str | Path) -> Tensor:
     """As `read`, but in the file's own numbers: uint8 to 255, or int32 to 65535 for 16 bits."""
     pixels = read_file(path).pixels
     return pixels if pixels.dtype == torch.uint8 else pixels.int()  # torch cannot slice or rotate uint16
-
-
-def to_float(raw: Tensor) -> Tensor:
-    """Convert the output of `read_raw`, or a part of it, to float32 in [0, 1]."""
-    return raw.float().div_(255 if raw.dtype == torch.uint8 else 65535)
