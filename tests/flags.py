@@ -1,10 +1,9 @@
-"""Fixtures for the tests of sample.py's and evaluate.py's flags: small inputs, and runs of the scripts on them."""
+"""Fixtures for the tests of sample.py's flags: small inputs, and runs of the script on them."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -34,20 +33,10 @@ class Run:
         """What the manifest says of the first photograph."""
         return next(iter(json.loads((self.folder / "manifest.json").read_text()).values()))
 
-    @property
-    def results(self) -> dict:
-        return json.loads((self.folder / "results.json").read_text())
-
-    @property
-    def scores(self) -> dict:
-        """(row, image) -> PSNR."""
-        table = pq.read_table(self.folder / "per_image.parquet").to_pylist()
-        return {(line["setting"], line["image"]): line["psnr"] for line in table}
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Two checkpoints, two photographs of one size, and a dataset of two splits and two kinds of blurry images."""
+    """Four checkpoints, and two photographs of one size."""
     folder = tmp_path_factory.mktemp("flags")
     tiny_pipeline().save_pretrained(folder / "checkpoint")
     perceptual = SamplingSettings("ddpm", steps=3, blend=0.7)
@@ -56,20 +45,11 @@ def place(tmp_path_factory):
     generator = torch.Generator().manual_seed(0)
     for name in "ab":
         images.write(folder / "photos" / f"{name}.png", torch.rand(3, 72, 150, generator=generator))
-    for split, count in (("train", 1), ("test", 12)):
-        for k in range(count):
-            sharp = torch.rand(3, 16, 12 + 2 * (split == "train"), generator=generator)
-            for kind, share in (("sharp", 1.0), ("blur", 0.5), ("blur_gamma", 0.4)):
-                scene = folder / "data" / split / "scene" / kind
-                images.write(scene / f"{k:02}.png", share * sharp + (1 - share) * sharp.mean())
-                images.write(folder / "outputs" / "scene" / f"{k:02}.png", sharp) if kind == "blur" else None
     drifting = tiny_pipeline(residual_scale=1.0)
     nn.init.constant_(drifting.denoiser.unet.head.bias, 0.5)
     drifting.save_pretrained(folder / "drifting")
     tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True)).save_pretrained(folder / "calibrated")
     update_index(folder / "calibrated", error_curve={"estimate": [1.0], "mean": [2.0], "bound": [4.0]})
-    (folder / "grid.yaml").write_text("settings: [{steps: 2}]\n")
-    (folder / "two.yaml").write_text("settings: [{steps: 2, blend: 0.0}, {steps: 2}]\n")
     return folder
 
 

@@ -21,6 +21,7 @@ from deblur.data.files import images
 from deblur.evaluation.controls import control_images
 from deblur.evaluation.grid import CONTROLS
 from deblur.evaluation.pixels import psnr
+from deblur.models.networks.unet import UNetPredictor
 from deblur.pipeline import load_pipeline
 from deblur.revision import commit
 from deblur.settings import SamplingSettings
@@ -236,6 +237,32 @@ def test_two_checkpoints_show_one_image_as_the_best_rows_of_each_have_it(place, 
         own = [(title.partition(": ")[2], words) for title, words in titles if title.startswith(f"{letter}, best by ")]
         assert own
         assert all(words.startswith(scores[label]) for label, words in own)
+
+
+def test_some_pairs_of_a_split_with_blurry_images_of_one_kind_are_scored_and_shown(place, tmp_path):
+    """Every second of four, each in a batch of its own."""
+    root, batches = tmp_path / "GoPro" / "train" / "scene", []
+    for k in range(4):
+        for kind in ("sharp", "blur", "blur_gamma"):
+            images.write(root / kind / f"{k}.png", torch.rand(3, 40, 48))
+    changes = {"split": "train", "variant": "blur_gamma", "limit": 2, "batch_size": 1, "panel": tmp_path / "panel.png"}
+
+    def look(network, given, output):
+        if isinstance(network, UNetPredictor):
+            batches.append(len(given[0]))
+
+    hook = torch.nn.modules.module.register_module_forward_hook(look)
+    try:
+        score(arguments(place, tmp_path / "scores", data=tmp_path / "GoPro", controls=False, **changes))
+    finally:
+        hook.remove()
+    found = {line["image"]: line["psnr"] for line in each(tmp_path / "scores") if line["setting"] == "blurry"}
+    assert list(found) == ["scene/0", "scene/2"]
+    for name, value in found.items():
+        pair = (images.read(root / kind / f"{name[-1]}.png")[None] for kind in ("blur_gamma", "sharp"))
+        assert value == pytest.approx(psnr(*pair).item())
+    assert set(batches) == {1}
+    assert images.header_size(tmp_path / "panel.png")[0] > 6 * 480, "six images side by side"
 
 
 def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path):

@@ -1,9 +1,11 @@
 """The command line of evaluate.py: bad input, its help, several processes, and stopping."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from deblur.data.files import images
 from deblur.hub import CheckpointError
+from evaluate import Evaluation
 from tests import processes
 from tests.conftest import ROOT
 from tests.test_evaluate import arguments, each, flags, place, rows, run, score  # noqa: F401 (a fixture)
@@ -34,6 +37,8 @@ def start_without_torch(words: list[str], folder: Path) -> subprocess.CompletedP
         ("output is a file", OSError, "out"),
         ("checkpoint without presets", ValueError, "give --grid"),
         ("damaged checkpoint", CheckpointError, "damaged"),
+        ("device", ValueError, "device cuda:99 cannot be used here"),
+        ("provider", ValueError, "no ONNX folder, which the provider cuda"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_no_results(place, tmp_path, what, kind, said):  # noqa: F811
@@ -49,6 +54,8 @@ def test_bad_input_is_one_sentence_and_leaves_no_results(place, tmp_path, what, 
         (tmp_path / "out").write_text("in the way")
     elif what == "checkpoint without presets":
         del given["grid"]
+    elif what in ("device", "provider"):
+        given[what] = {"device": "cuda:99", "provider": "cuda"}[what]
     else:
         (tmp_path / "damaged").mkdir()
         given["checkpoint"] = str(tmp_path / "damaged")
@@ -98,6 +105,14 @@ def test_help_comes_before_torch_and_explains_the_flags(tmp_path):
     assert asked.returncode == 0
     assert "--metrics" in said
     assert "default: test)" in said.partition("--split SPLIT which split of the dataset")[2][:30]
+
+
+def test_every_flag_has_a_test():
+    """What each changes is seen in tests/test_e*.py, and the language of texts in tests/evaluation/test_text.py."""
+    tests = ROOT / "tests"
+    text = "".join(file.read_text() for file in (*tests.glob("test_e*.py"), tests / "evaluation" / "test_text.py"))
+    for field in fields(Evaluation):
+        assert re.search(rf"--{field.name}\b|\b{field.name}=|\"{field.name}\":", text), field.name
 
 
 def assert_same_scores(one: Path, two: Path) -> None:
