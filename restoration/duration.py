@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from deblur.data.files.images import ImageError, header_size
 from deblur.draft import Blurry
@@ -37,8 +37,7 @@ class TooSlow(Exception):
         self.seconds = seconds
 
 
-@dataclass(frozen=True)
-class Duration:
+class Duration(NamedTuple):
     """About how many seconds a job takes, and the longest side in pixels at which an image is restored."""
 
     seconds: float = 0.0

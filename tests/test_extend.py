@@ -220,19 +220,6 @@ def test_a_class_that_is_no_network_is_refused(name):
         load_pipeline("lite", classes=name)
 
 
-def test_short_names_are_the_repositorys_own(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name in ("lite", "pretrained/lite"):
-        assert load_pipeline(name).config.presets.keys() == {"fidelity", "balanced", "perceptual"}
-        images.write(tmp_path / "a.png", torch.rand(3, 24, 24))
-        assert sample.main(["a.png", "--checkpoint", name, "--output", "out", "--overwrite"]) == 0
-    capsys.readouterr()
-    assert sample.main(["a.png", "--checkpoint", "light", "--output", "out"]) == 2
-    assert "nor one that comes with the repository (lite" in capsys.readouterr().err
-    tiny_pipeline().save_pretrained(tmp_path / "lite")  # a folder here comes first
-    assert not load_pipeline("lite").config.presets
-
-
 def test_the_line_of_the_page_that_loads_own_networks_loads_them(outside, run_folder):
     from mypredictor import MyPredictor  # pyright: ignore[reportMissingImports]
 

@@ -15,7 +15,7 @@ import sys
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
@@ -162,9 +162,11 @@ def make(
         ValueError, ImageError, OSError: something cannot be read or written. Finished pairs stay in a hidden folder
             beside `output`, from which the same command resumes.
     """
+    if predict is not None:
+        from deblur.tools.predictions import store_predictions  # networks, which a process that blurs does not need
     if config is None and output is None and predict is not None:
         for root in photos:
-            pairs = _predict(root, predict, split, variant, device, classes, first, stages)
+            pairs = store_predictions(root, predict, split, variant, device, classes, first, stages)
             print(f"{root}: the predictions of {pairs} pairs by {predict}")
         return
     if config is None or output is None:
@@ -181,16 +183,10 @@ def make(
         if crops is None:
             copy_texts(files, part / "text")
         if predict is not None:
-            _predict(part, predict, "train", "blur", device, classes, first, stages)
+            store_predictions(part, predict, "train", "blur", device, classes, first, stages)
     pairs = len(files) * (crops or 1)
     predicted = "" if predict is None else f", with the predictions of {predict}"
     print(f"{folder}: {pairs} pairs of {len(files)} photographs, blurred as in {config} with seed {seed}{predicted}")
-
-
-def _predict(root: str | Path, checkpoint: str, *options: Any) -> int:
-    from deblur.tools.predictions import store_predictions  # networks, which a process that blurs does not need
-
-    return store_predictions(root, checkpoint, *options)
 
 
 def main(args: list[str] | None = None) -> None:

@@ -202,10 +202,10 @@ PEAK = """
 import sys
 from pathlib import Path
 import torch
-import deblur.models.samplers, sample
+import deblur.tiling, sample
 from deblur.data.files import images
 torch.set_num_threads(1)
-deblur.models.samplers.BAND = 1 << 18  # so that a test's photo has several
+deblur.tiling.PIXELS_OF_BAND = 1 << 18  # so that a test's photo has several
 peaks = []
 for side in (256, 3000):
     images.write(f"{side}.bmp", torch.rand(3, 1, side).expand(3, side, side))

@@ -188,26 +188,24 @@ def test_damaged_uploads_get_the_sentence_of_sample_py(page, visit, tmp_path, ca
 
 def test_a_file_that_nobody_uploaded_is_not_opened(page, visit, tmp_path):
     """Neither one of the page's own nor another, as a photograph or as a mask, in a request that no page sends."""
-    result = run(page)
+    result, fields = run(page), [page.actions.restorer.name, None, "ddim", 1, 1, 1, 0, "auto"]
     Image.new("RGBA", (40, 52), "white").save(tmp_path / "layer.png")
-    fields = [page.actions.restorer.name, None, "ddim", 1, 1, 1, 0, "auto"]
-    [event] = [event["id"] for event in page.config["dependencies"] if event["api_name"] == "restore"]
+    events = {event["api_name"]: event["id"] for event in page.config["dependencies"]}
+
+    def answer(handler, data, visitor):
+        join = {"data": data, "fn_index": events[handler], "session_hash": visitor}
+        assert httpx.post(f"{page.local_url}gradio_api/queue/join", json=join).is_success
+        return httpx.get(f"{page.local_url}gradio_api/queue/data", params={"session_hash": visitor}, timeout=60).text
+
     for meta in ({}, {"meta": {"_type": "gradio.FileData"}}):
         file = {"path": str(tmp_path / "layer.png"), "orig_name": "layer.png", **meta}
-        data = [*fields, {"background": None, "layers": [file], "composite": None}]
-        join = {"data": data, "fn_index": event, "session_hash": "somebody"}
-        assert httpx.post(f"{page.local_url}gradio_api/queue/join", json=join).is_success
-        answer = httpx.get(f"{page.local_url}gradio_api/queue/data", params={"session_hash": "somebody"}, timeout=60)
-        assert '"success":false' in answer.text
+        mask = {"background": None, "layers": [file], "composite": None}
+        assert '"success":false' in answer("restore", [*fields, mask], "somebody")
         assert visit.shown.result is result
-    [event] = [event["id"] for event in page.config["dependencies"] if event["api_name"] == "open"]
-    for number, path in enumerate([tmp_path / "a photo.jpg", *visit.folder.glob("*/*")]):
-        for meta in ({}, {"meta": {"_type": "gradio.FileData"}}):
+        for number, path in enumerate([tmp_path / "a photo.jpg", *visit.folder.glob("*/*")]):
             visitor, file = f"forger {number} {len(meta)}", {"path": str(path), "orig_name": "a.jpg", **meta}
-            join = {"data": [[file]], "fn_index": event, "session_hash": visitor}
-            assert httpx.post(f"{page.local_url}gradio_api/queue/join", json=join).is_success
-            answer = httpx.get(f"{page.local_url}gradio_api/queue/data", params={"session_hash": visitor}, timeout=60)
-            assert '"success":false' in answer.text and page.actions.visits.of(visitor).shown is None
+            assert '"success":false' in answer("open", [[file]], visitor)
+            assert page.actions.visits.of(visitor).shown is None
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ python -m tools.benchmarks.training --cases 'demo/*,finetune/*'
 python -m tools.benchmarks.training --cases 'paper/*' --flags '--data.batch_size 2 --data.crops_per_image 2'
 
 A case is CONFIG/OPTION. The option `default` is train.py without changes: bf16 if the device supports it,
-channels_last, fused AdamW. The others change one thing: fp32, nchw, unfused, unguarded (the guard off), compiled,
-on_device (no loader: data.keep_on_device); plain is fp32 and nchw. mfu is the share of the machine's rate of matrix
-products that the networks reach by their own operations, forward and backward; data_wait is the share of the time that
-waits for the data loader. Results are merged into the JSON file with the machine they were measured on, so cases can be
-run in parts.
+channels_last, fused AdamW. The others change one thing: fp32, nchw, compiled, on_device (no loader:
+data.keep_on_device); plain is fp32 and nchw. mfu is the share of the machine's rate of matrix products that the
+networks reach by their own operations, forward and backward; data_wait is the share of the time that waits for the data
+loader. Results are merged into the JSON file with the machine they were measured on, so cases can be run in parts.
 """
 
 import json
@@ -51,16 +50,15 @@ CONFIGS = {
     "u2net": "configs/gopro_u2net.yaml",
     "paper": "configs/gopro.yaml",
 }
-FP32, OFF_CALLBACK = ["--trainer.precision", "32-true"], "deblur.tools.benchmarks.training.Off"
+FP32 = ["--trainer.precision", "32-true"]
+NCHW = ["--trainer.callbacks+", "deblur.tools.benchmarks.training.Contiguous"]
 OPTIONS = {
     "default": [],
     "fp32": FP32,
-    "nchw": ["--trainer.callbacks+", OFF_CALLBACK, "--trainer.callbacks.channels_last", "false"],
-    "unfused": ["--trainer.callbacks+", OFF_CALLBACK, "--trainer.callbacks.fused", "false"],
-    "unguarded": ["--guard.patience", "0"],
+    "nchw": NCHW,
     "compiled": ["--model.compiled", "true"],
     "on_device": ["--data.keep_on_device", "true"],
-    "plain": [*FP32, "--trainer.callbacks+", OFF_CALLBACK, "--trainer.callbacks.channels_last", "false"],
+    "plain": [*FP32, *NCHW],
 }
 CASES = [f"{config}/{option}" for config in CONFIGS for option in OPTIONS]
 SMALL_RUN = "--data.patch_size 32 --data.batch_size 2 --data.crops_per_image 1 --data.num_workers 0"
@@ -70,27 +68,14 @@ WARM_UP_STEPS = 5  # steps that do not count
 LARGEST_WAITING_SHARE = 0.05  # with a larger share of waiting the data loader limits the speed
 
 
-class Off(Callback):
-    """Disables optimisations that train.py applies by itself.
-
-    Args:
-        channels_last: whether networks and crops stay in channels_last.
-        fused: whether AdamW stays fused.
-    """
-
-    def __init__(self, channels_last: bool = True, fused: bool = True):
-        self.channels_last, self.fused = channels_last, fused
+class Contiguous(Callback):
+    """Keeps networks and crops out of channels_last, which train.py chooses by itself."""
 
     def on_train_start(self, trainer, pl_module) -> None:
-        if not self.channels_last:
-            pl_module.to(memory_format=torch.contiguous_format)
-        if not self.fused:
-            for group in trainer.optimizers[0].param_groups:
-                group["fused"] = None
+        pl_module.to(memory_format=torch.contiguous_format)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if not self.channels_last:
-            batch.update({side: batch[side].contiguous() for side in ("blurry", "sharp")})
+        batch.update({side: batch[side].contiguous() for side in ("blurry", "sharp")})
 
 
 class Pace(Callback):

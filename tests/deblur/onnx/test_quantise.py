@@ -154,11 +154,8 @@ def test_the_calibration_follows_the_sampler(folder, pipeline, pairs):
         (30.0, 29.6, 0.5, None),
         (30.0, 29.4, 0.5, "loses 0.600 dB even so"),
         (29.0, 30.0, 0.5, None),  # better than before
-        (29.0, 30.0, -1.5, "loses -1.000 dB even so"),
         (30.0, math.nan, 0.5, "no numbers"),
-        (math.nan, 30.0, 0.5, "no numbers"),
         (math.inf, math.inf, 0.0, None),  # every image is exactly the sharp one
-        (math.inf, 90.0, 0.5, "loses inf dB even so"),
         (30.0, -math.inf, 0.5, "loses inf dB even so"),
         (30.0, 29.9, math.nan, "loses 0.100 dB even so"),
     ],
