@@ -111,8 +111,9 @@ def test_cancel_is_the_last_word_of_a_run_and_nothing_is_said_of_photographs_tha
 def test_what_is_asked_while_the_time_is_measured_comes_after_it_by_the_way_s_own_preset(page, visit, tmp_path):
     others = Event()
     DEVICE.submit(others.wait, 60)
-    page.actions.open([{"path": str(tmp_path / "a photo.jpg"), "orig_name": "a.jpg"}], REQUEST)
-    radio, *numbers = page.actions.forget(REQUEST)
+    upload = {"path": str(tmp_path / "a photo.jpg"), "orig_name": "a.jpg"}
+    *_, radio, preset, sampler, steps, count = page.actions.open([upload], REQUEST)
+    numbers = [preset, sampler, steps, count]
     name = page.actions.restorer.name
     assert radio.choices == [(f"{name} (measuring)", name)]
     assert numbers == [None] * 4

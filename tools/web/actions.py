@@ -89,28 +89,22 @@ class Actions:
                 refused.append(str(error))
         if not photos:
             raise ValueError("; ".join(refused))
+        # A visitor's choice stays; an example of a page chooses the way for that, and a photograph after it another.
+        chosen = {"value": PAGE if is_text else self.words[0]} if is_text != visit.is_text else {}
+        way = gr.Radio([(f"{word} (measuring)", word) for word in self.words], **chosen)
+        no_numbers = [None] * 4  # which follow the preset then
         with visit.lock:
             visit.replace(photos, is_text)
             visit.measuring = DEVICE.submit(ways_for, self.restorers, visit)
             first, (height, width) = photos[0].name, photos[0].size
             opened = f"{first}: {width} x {height} pixels." if len(photos) == 1 else f"{len(photos)} photographs."
-            return [None, told(opened, warnings=refused), canvas(visit.shown), *view(visit)]
+            return [None, told(opened, warnings=refused), canvas(visit.shown), *view(visit), way, *no_numbers]
 
     @_sentences()
     def example(self, number: int, request: gr.Request) -> list[Any]:
         """Open one of the repository's example photographs."""
         path = self.examples[number]
         return self.open([{"path": str(path), "orig_name": path.name}], request, path in PAGES)
-
-    def forget(self, request: gr.Request) -> list[Any]:
-        """The ways to restore before their times are measured, and empty numbers, which follow the preset then.
-
-        A choice of the visitor stays; an example of a page chooses the way for that, and a photograph after it another.
-        """
-        visit, chosen = self._visit(request), {}
-        if visit.is_text != visit.was_text:
-            chosen = {"value": PAGE if visit.is_text else self.words[0]}
-        return [gr.Radio([(f"{word} (measuring)", word) for word in self.words], **chosen), *[None] * 4]
 
     @_sentences()
     def choose(self, request: gr.Request) -> gr.Radio:

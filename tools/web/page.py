@@ -123,15 +123,14 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     """Connect each control to its event handler."""
     numbers = [ui.sampler, ui.steps, ui.count, ui.strength]
     view = [ui.gallery, ui.kind, ui.slider, ui.strength, ui.remarks, ui.save, ui.facts, ui.heat]
-    opened = [ui.photo, ui.status, ui.mask, *view]
     chosen = [ui.way, ui.preset, *numbers]
+    opened = [ui.photo, ui.status, ui.mask, *view, *chosen[:-1]]
     shown = EVENT | {"show_progress_on": ui.status}
     opening = ui.photo.upload(actions.open, ui.photo, opened, **shown)
     # Clear the upload field after a refused file too, so that another one can be dropped.
     opening.failure(lambda: (None, NOT_OPENED), None, [ui.photo, ui.status], show_progress="hidden", **EVENT)
     for event in (opening, ui.examples.click(actions.example, ui.examples, opened, **shown)):
-        measuring = event.success(actions.forget, None, chosen[:-1], **FAST)
-        measured = measuring.success(actions.choose, None, ui.way, show_progress="hidden", **EVENT)
+        measured = event.success(actions.choose, None, ui.way, show_progress="hidden", **EVENT)
         measured.success(actions.numbers, [ui.way, ui.preset], chosen, **FAST)  # of what is chosen by then
     for field, given in ((ui.preset, [ui.way, ui.preset]), (ui.way, [ui.way, gr.State()])):
         field.input(actions.numbers, given, chosen, **FAST)

@@ -178,7 +178,7 @@ class Visit:
         self.photos: list[Photo] = []
         self.shown: Photo | None = None
         self.measuring: Future | None = None  # finds `restoration.Way` by word for these photographs
-        self.is_text = self.was_text = False  # whether they, and those before, are known to be a page of text
+        self.is_text = False  # whether they are known to be a page of text
         self.results: list[Result] = []  # the newest last
         self.stop, self.lock, self.used = Event(), RLock(), 0.0
         self._files: dict[object, Path] = {}  # the one that was served last comes last
@@ -195,7 +195,7 @@ class Visit:
         for result in self.results:
             result.remove()
         self.photos, self.shown, self.results = photos, photos[0], []
-        self.is_text, self.was_text = is_text, self.is_text
+        self.is_text = is_text
 
     @property
     def ways(self) -> dict[str, NamedTuple]:
@@ -210,11 +210,9 @@ class Visit:
         result.photo.result = result
         self.results.append(result)
         for oldest in self.results[:-1]:
-            if self._bytes() > LARGEST_RESULTS and not oldest.finished:
+            taken = sum(file.stat().st_size for file in self.folder.glob("*/*.npy"))
+            if taken > LARGEST_RESULTS and not oldest.finished:
                 oldest.finish(policy)
-
-    def _bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.folder.glob("*/*.npy"))
 
     def serve(self, key: object, name: str, write: Callable[[Path], None]) -> str:
         """The file that is served under a key, in a folder of its own; beyond LARGEST_SERVED the oldest are removed.
