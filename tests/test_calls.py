@@ -1,4 +1,4 @@
-"""How many calls lead from the scripts to the denoiser; docs/design.md names them."""
+"""How many calls lead from the scripts to the denoiser."""
 
 import sysconfig
 import traceback

@@ -53,29 +53,6 @@ class Page(gr.Blocks):
             _connect(ui, actions)
             self.unload(actions.leave)
 
-    def serve(self, served: Served) -> None:
-        """Serve the page in a thread. OSError if the port is taken."""
-        fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # none is downloaded
-        # Gradio asks for the page's own address as it starts, past a proxy that the environment names.
-        excepted = [getproxies_environment().get("no", ""), *LOCAL, served.host]
-        os.environ["no_proxy"] = ",".join(filter(None, excepted))
-        try:
-            self.queue().launch(
-                server_name=served.host,
-                server_port=served.port,
-                auth=tuple(served.auth.split(":", 1)) if served.auth else None,
-                max_file_size=int(1e6 * served.max_size),
-                theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
-                css_paths=LOOK,
-                head=SCRIPT,
-                footer_links=[],
-                prevent_thread_lock=True,
-                quiet=True,
-                **dict.fromkeys(("share", "ssr_mode", "mcp_server", "run_history", "enable_monitoring"), False),
-            )
-        except OSError:
-            raise OSError(f"port {served.port} of {served.host} cannot be used: give another --port") from None
-
 
 def _place(ui: SimpleNamespace, actions: Actions) -> None:
     """The left column, photographs and how they are restored, and the right one, the results."""
@@ -157,5 +134,24 @@ def serve(served: Served, options: Options, folder: Path) -> Page:
         names += [TEXT] if TEXT in shipped() else []
     restorers = {name: PhotoRestorer(replace(options, checkpoint=name), served) for name in names}
     page = Page(Actions(restorers, Visits(folder)))
-    page.serve(served)
+    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # none is downloaded
+    # Gradio asks for the page's own address as it starts, past a proxy that the environment names.
+    excepted = [getproxies_environment().get("no", ""), *LOCAL, served.host]
+    os.environ["no_proxy"] = ",".join(filter(None, excepted))
+    try:
+        page.queue().launch(
+            server_name=served.host,
+            server_port=served.port,
+            auth=tuple(served.auth.split(":", 1)) if served.auth else None,
+            max_file_size=int(1e6 * served.max_size),
+            theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
+            css_paths=LOOK,
+            head=SCRIPT,
+            footer_links=[],
+            prevent_thread_lock=True,
+            quiet=True,
+            **dict.fromkeys(("share", "ssr_mode", "mcp_server", "run_history", "enable_monitoring"), False),
+        )
+    except OSError:
+        raise OSError(f"port {served.port} of {served.host} cannot be used: give another --port") from None
     return page
