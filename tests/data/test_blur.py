@@ -20,7 +20,7 @@ from deblur.data.blur import (
     add_raw_noise,
     compress,
 )
-from deblur.data.camera import CameraShake, Defocus, MeasuredKernels, SixDegrees, inner
+from deblur.data.camera import CameraShake, Defocus, MeasuredKernels, SixDegrees, Together, inner
 from deblur.data.pairs import generator_of
 
 
@@ -42,7 +42,8 @@ def changed(blurry, truth):
 @pytest.mark.parametrize("file_values", [0.0, 1.0])
 def test_zero_strength_changes_no_bit(images, response, file_values):
     before, values = images.clone(), {"response": response, "file_values": file_values}
-    for camera in ([], [CameraShake(length=(0, 0)), SixDegrees(length=(0, 0)), Defocus(radius=(0, 0))]):
+    still = CameraShake(length=(0, 0)), SixDegrees(length=(0, 0)), SixDegrees(length=(0, 0), frame=1280)
+    for camera in ([], [*still, Defocus(radius=(0, 0)), Together([Defocus(radius=(0, 0)), still[0]])]):
         moving = ObjectMotion(probability=1, length=(0, 0)) if camera else None
         phone = {"halo": (1, 1), "resample": (0.5, 0.5)}
         blur = SyntheticBlur(camera, moving=moving, saturation=(0, 2), jpeg=(50, 50), clean=1.0, **phone, **values)

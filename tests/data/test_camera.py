@@ -117,18 +117,6 @@ def test_light_is_kept(kind):
     torch.testing.assert_close(camera(even, generator_of(1)), inner(even, camera.margin), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("kind", CAMERAS)
-def test_zero_strength_changes_no_bit(kind, image):
-    zero = {"defocus": Defocus(radius=(0, 0)), "shake": CameraShake(length=(0, 0))}
-    zero["together"] = Together([Defocus(radius=(0, 0)), CameraShake(length=(0, 0))])
-    if kind == "tilted":  # it blends equal images, which rounds
-        still = TiltedDefocus(radius=(0, 0))
-        torch.testing.assert_close(still(image, generator_of(0)), inner(image, still.margin), rtol=0, atol=1e-6)
-        return
-    still = zero.get(kind, SixDegrees(length=(0, 0), frame=1280))
-    assert torch.equal(still(image, generator_of(0)), inner(image, still.margin))
-
-
 def test_tilted_defocus_has_the_disc_of_each_place():
     """White noise averaged over a disc has a variance of one over its area, so the variance tells the radius."""
     noise, camera = torch.randn(3, 420, 420, generator=generator_of(0)), TiltedDefocus(radius=(1, 6))

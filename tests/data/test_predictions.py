@@ -10,15 +10,9 @@ from deblur.data.datamodule import DeblurDataModule
 from deblur.data.files import images
 from deblur.data.layouts import DatasetError, Source, find_pairs
 from deblur.data.predictions import FACTS, Predictions, Predictor, folder_of
+from tests.data.test_pairs import coordinates
 
 OURS = Predictor("runs/ours", "1234", size_head=True)
-
-
-def value_at(height, width, number):
-    """(3, H, W) on 8-bit levels: the row, the column and the image's number."""
-    row = torch.arange(height)[:, None].expand(height, width)
-    column = torch.arange(width).expand(height, width)
-    return torch.stack([row, column, torch.full((height, width), number)]) / 255
 
 
 def log_size_of(x_init):
@@ -30,7 +24,7 @@ def log_size_of(x_init):
 def root(tmp_path):
     """Five pairs of 40 x 50 pixels, and their predictions: the blurry image, which is a place and a number."""
     for number in range(5):
-        blurry = value_at(40, 50, number)
+        blurry = coordinates(40, 50, number)
         images.write(tmp_path / "pairs/blur" / f"{number}.png", blurry)
         images.write(tmp_path / "pairs/sharp" / f"{number}.png", blurry + 100 / 255)
     stored = store(tmp_path / "pairs")

@@ -14,8 +14,15 @@ from deblur.data.files import decoding, images
 from tests.data.files.made import PROFILE, again, chunks_of, nclx_of, pil, remarks, with_chunks
 
 P3 = 0.3127, 0.329, 0.68, 0.32, 0.265, 0.69, 0.15, 0.06
+LINEAR_P3 = [0.68, 0.32, 1, 0.265, 0.69, 1, 0.15, 0.06, 1]  # x, y and Y of its primaries
 CHRM = struct.pack(">8I", *(round(value * 1e5) for value in P3))
 LINEAR, SRGB, PQ, HLG = 8, 13, 16, 18
+
+
+@pytest.fixture
+def gradient():
+    y, x = np.mgrid[:12, :16]
+    return torch.from_numpy(np.stack([90 + 8 * x, 60 + 10 * y, 200 - 4 * x]).astype(np.uint8))
 
 
 def to_srgb(pixels, linear):
@@ -39,11 +46,9 @@ def shown(path):
 
 @pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize("suffix", [".avif", ".bmp", ".heic", ".jpg", ".png", ".tif", ".webp"])
-def test_colours_told_by_png_chunks_are_told_by_every_format(tmp_path, suffix, linear):
-    y, x = np.mgrid[:12, :16]
-    pixels = torch.from_numpy(np.stack([90 + 8 * x, 60 + 10 * y, 200 - 4 * x]).astype(np.uint8))
+def test_colours_told_by_png_chunks_are_told_by_every_format(tmp_path, gradient, suffix, linear):
     told = [(b"gAMA", struct.pack(">I", 100_000)), (b"cHRM", CHRM)] if linear else [(b"cICP", bytes([12, 13, 0, 1]))]
-    (tmp_path / "a.png").write_bytes(with_chunks(pil(pixels), *told))
+    (tmp_path / "a.png").write_bytes(with_chunks(pil(gradient), *told))
     done = again(tmp_path / "a.png", suffix)
     assert ("converted to sRGB" in remarks(tmp_path / "a.png", suffix)) == (suffix == ".bmp")
     if suffix == ".png":
@@ -51,9 +56,9 @@ def test_colours_told_by_png_chunks_are_told_by_every_format(tmp_path, suffix, l
     elif suffix in (".avif", ".heic"):
         assert nclx_of(done) == (12, LINEAR if linear else SRGB)
     else:
-        assert np.abs(shown(done) - to_srgb(pixels, linear)).max() < (12 if suffix == ".jpg" else 4)
+        assert np.abs(shown(done) - to_srgb(gradient, linear)).max() < (12 if suffix == ".jpg" else 4)
     if suffix != ".bmp":
-        assert np.abs(images.read(done).numpy() * 255 - pixels.numpy()).max() < 12
+        assert np.abs(images.read(done).numpy() * 255 - gradient.numpy()).max() < 12
 
 
 @pytest.mark.parametrize("suffix", [".avif", ".heic"])
@@ -93,14 +98,13 @@ def test_srgb_told_or_untold_needs_no_profile(tmp_path, colours, chunks):
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_a_profile_is_applied_where_it_cannot_be_written(tmp_path, mode):
-    given = {"primaries": [0.68, 0.32, 1, 0.265, 0.69, 1, 0.15, 0.06, 1]} if mode == "RGB" else {}
+    given = {"primaries": LINEAR_P3} if mode == "RGB" else {}
     profile = imagecodecs.cms_profile("rgb" if mode == "RGB" else "gray", whitepoint=[*P3[:2], 1], gamma=1.0, **given)
     Image.new(mode, (5, 4), 55 if mode == "L" else (55, 55, 55)).save(tmp_path / "a.png", icc_profile=profile)
     assert np.abs(shown(again(tmp_path / "a.png", ".bmp")) - 127).max() < 3
     assert "converted to sRGB" in remarks(tmp_path / "a.png", ".bmp")
 
 
-LINEAR_P3 = [0.68, 0.32, 1, 0.265, 0.69, 1, 0.15, 0.06, 1]  # x, y and Y of its primaries
 CHUNKS = {"sRGB": [(b"sRGB", b"\0")], "gAMA": [(b"gAMA", struct.pack(">I", 45455))]}
 CHUNKS |= {"cHRM": [*CHUNKS["gAMA"], (b"cHRM", CHRM)]}
 
@@ -202,12 +206,6 @@ def bmp_with_colours(path, pixels, kind, ends=((0, 0, 0),) * 3, gamma=0.0, profi
     path.write_bytes(struct.pack("<2sIHHI", b"BM", size, 0, 0, 14 + len(header)) + header + rows + profile)
 
 
-@pytest.fixture
-def gradient():
-    y, x = np.mgrid[:12, :16]
-    return torch.from_numpy(np.stack([90 + 8 * x, 60 + 10 * y, 200 - 4 * x]).astype(np.uint8))
-
-
 @pytest.mark.parametrize("gamma", [1.0, 2.2, 1 / 2.2])
 @pytest.mark.parametrize("suffix", [".bmp", ".png", ".tif"])
 def test_the_calibrated_colours_of_a_bmp_are_told_or_converted(tmp_path, gradient, suffix, gamma):
@@ -224,8 +222,7 @@ def test_the_calibrated_colours_of_a_bmp_are_told_or_converted(tmp_path, gradien
 
 @pytest.mark.parametrize("suffix", [".bmp", ".png", ".jpg"])
 def test_the_profile_in_a_bmp_is_kept_or_applied(tmp_path, gradient, suffix):
-    primaries = [0.68, 0.32, 1, 0.265, 0.69, 1, 0.15, 0.06, 1]
-    profile = imagecodecs.cms_profile("rgb", whitepoint=[*P3[:2], 1], gamma=1.0, primaries=primaries)
+    profile = imagecodecs.cms_profile("rgb", whitepoint=[*P3[:2], 1], gamma=1.0, primaries=LINEAR_P3)
     bmp_with_colours(tmp_path / "a.bmp", gradient, b"MBED", profile=profile)
     assert images.read_file(tmp_path / "a.bmp").icc == profile
     assert np.abs(shown(again(tmp_path / "a.bmp", suffix)) - to_srgb(gradient, True)).max() < 12
