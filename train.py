@@ -22,20 +22,17 @@ COMMANDS = {
 }
 
 
-def cli(args: list[str], run: bool = True) -> Any:
-    """Build a run (`training.run.Run`) from a command line and execute its command.
-
-    With `run` false `args` are only flags.
-    """
+def cli(args: list[str]) -> Any:
+    """Build a run (`training.run.Run`) from a command line and execute its command."""
     from deblur.training.run import Run  # not at the top: lightning takes seconds to import
 
-    name, flags = (args[0], args[1:]) if run else (None, args)
+    name, *flags = args
     with ExitStack() as held:  # the run's folder, while this process writes to it
         built = Run(name, flags, held)  # networks with their losses, data and trainer
         if name == "fit" and not built.is_finished():
             built.train()  # each step is training_step of training/module.py, the paper's algorithm 1
             built.export()
-        elif name in ("validate", "test"):
+        elif name != "fit":
             built.score()
     return built
 

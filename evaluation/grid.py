@@ -101,14 +101,9 @@ def rows_of(settings: Sequence[SamplingSettings]) -> list[Row]:
 
 
 def _label(setting: SamplingSettings, varying: Sequence[Field]) -> str:
-    if setting.blend == 0:
-        words = ["blend 0"]
-        if setting.stages is not None:
-            words.append(f"stages={setting.stages}")
-        if setting.keep_sharp:
-            words.append(f"keep_sharp={setting.keep_sharp}")
-        return " ".join(words)
     words = [setting.sampler, str(setting.steps)]
+    if setting.blend == 0:
+        words, varying = ["blend 0"], [field for field in fields(setting) if field.name in ("stages", "keep_sharp")]
     for field in varying:
         value = getattr(setting, field.name)
         if isinstance(value, str):

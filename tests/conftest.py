@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from inspect import signature
 from pathlib import Path
 
@@ -143,11 +143,11 @@ def run_folder(no_network, tmp_path, monkeypatch):
 
 def flags_of_train_py():
     """The flags of this program, in a folder to train in; those of the trainer are Lightning's own."""
-    import train
     from deblur.models.losses import Objective, PredictorLoss, Residual
     from deblur.training.module import Optimizer, Predict, PredictAndRefine
+    from deblur.training.run import Run
 
-    parser, model = train.cli(["--config", "run.yaml"], run=False).parser, set()
+    parser, model = Run(None, ["--config", "run.yaml"], ExitStack()).parser, set()
     for name, argument in [*signature(Predict).parameters.items(), *signature(PredictAndRefine).parameters.items()]:
         grouped = isinstance(argument.default, Optimizer | PredictorLoss | Residual | Objective)
         model |= {f"model.{name}.{key}" for key in vars(argument.default)} if grouped else {f"model.{name}"}

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import urllib.request
+from contextlib import ExitStack
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +23,9 @@ from matplotlib import get_data_path
 from torch.nn.functional import avg_pool2d, interpolate
 
 import sample
-import train
 from deblur.data.files import images
 from deblur.pipeline import load_pipeline
-from deblur.training.run import require_files
+from deblur.training.run import Run, require_files
 from tests.conftest import ROOT
 from tests.documented import APPS, EXCEPTIONS, RUN, blocks, commands
 from tests.processes import Command, free_port, until
@@ -247,7 +247,7 @@ def test_a_command_of_sample_py_has_flags_that_there_are():
 def test_a_command_of_the_pages(there, capfd, line):
     if any(part in line for part in CLUSTER):
         _, _, name, *flags = shlex.split(line)
-        parser = train.cli(["--config", "configs/demo.yaml", "--data.train", "PHOTOS"], run=False).parser
+        parser = Run(None, ["--config", "configs/demo.yaml", "--data.train", "PHOTOS"], ExitStack()).parser
         require_files(name, parser.parse_args(flags))
         return
     for part, package in EXTRAS.items():

@@ -1,5 +1,6 @@
 """Every config file builds the run it describes, through the command line that people use."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from deblur.data.files import images
 from deblur.hub import shipped
 from deblur.pipeline import load_pipeline
 from deblur.training.module import PredictAndRefine
+from deblur.training.run import Run
 from tests.conftest import ROOT
 
 CONFIGS = sorted(ROOT.glob("configs/*.yaml"))
@@ -23,7 +25,7 @@ pytestmark = [pytest.mark.commands, pytest.mark.usefixtures("no_network"), pytes
 
 def build(config, folder, *flags):
     quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu"]
-    return train.cli(["--config", str(config), "--trainer.default_root_dir", str(folder), *quiet, *flags], run=False)
+    return Run(None, ["--config", str(config), "--trainer.default_root_dir", str(folder), *quiet, *flags], ExitStack())
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
