@@ -297,7 +297,7 @@ def test_from_pretrained_is_load_pipeline(tmp_path):
 
 def test_images_of_different_sizes_are_restored_one_by_one(tmp_path):
     pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2, num_samples=2)
-    arrays = [np.random.default_rng(0).random((21, width, 3), np.float32) for width in (30, 24)]
+    arrays = [np.random.default_rng(0).random((21, width, 3), np.float32) for width in (150, 140)]
     files = [tmp_path / f"{name}.png" for name in "ab"]
     for file, array in zip(files, arrays, strict=True):
         images.write(file, torch.from_numpy(array).movedim(-1, 0))
@@ -305,7 +305,7 @@ def test_images_of_different_sizes_are_restored_one_by_one(tmp_path):
         pipeline(arrays, settings, limits=Limits(memory=1))
     for options in ({}, {"area": Area(0.5)}):
         out = pipeline(arrays, settings, seed=3, names=["a", "b"], **options)
-        assert [image.shape for image in out.images] == [(21, 30, 3)] * 2 + [(21, 24, 3)] * 2
+        assert [image.shape for image in out.images] == [(21, 150, 3)] * 2 + [(21, 140, 3)] * 2
         alone = pipeline(arrays[1], settings, seed=3, names=["b"], **options)
         assert np.array_equal(out.images[2], alone.images[0])
         assert np.array_equal(out.predictions[1], alone.predictions[0])
