@@ -113,7 +113,8 @@ def test_a_setting_that_breaks_on_one_image_has_no_mean_and_spoils_no_other(tmp_
             images = super().images_of(prediction, setting)
             return images * float("nan") if (setting.steps, self.names) == (5, ["image1"]) else images
 
-    rows = Breaking([(24, 20), (24, 20)]).rows(tmp_path, [SamplingSettings(steps=2), SamplingSettings(steps=5)])
+    plan = Breaking([(24, 20)] * 2).plan(tmp_path, [SamplingSettings(steps=2), SamplingSettings(steps=5)])
+    rows = summary(dataclasses.replace(plan, keeps_images=True)).rows
     assert rows[-2].means.get("psnr") == pytest.approx(decibels(2), abs=1e-4)
     assert rows[-1].means.get("psnr") is None
     assert "image1" in rows[-1].missing["psnr"]
