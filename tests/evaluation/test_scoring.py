@@ -4,10 +4,12 @@ import dataclasses
 import math
 
 import pytest
+import torch
 
 from deblur.data.files import images
 from deblur.evaluation.grid import CONTROLS, SHARPENED, rows_of
 from deblur.evaluation.report import keep_examples
+from deblur.evaluation.results import format_table
 from deblur.evaluation.scoring import batch_size_for, score_images
 from deblur.evaluation.summary import summarise
 from deblur.settings import SamplingSettings
@@ -128,6 +130,31 @@ def test_other_errors_of_a_metric_are_not_swallowed(tmp_path):
     metrics = {"psnr": dataclasses.replace(METRICS["psnr"], function=broken)}
     with pytest.raises(ZeroDivisionError):
         Toy([(12, 12)]).rows(tmp_path, [SamplingSettings()], metrics)
+
+
+def test_images_of_another_program_are_a_row(tmp_path):
+    toy, files = Toy([(24, 20), (16, 12)]), {}
+    for image in toy.images:
+        files[image.name] = tmp_path / f"{image.name}.png"
+        images.write(files[image.name], torch.full((3, *image.size), 110 / 255))
+    plan = dataclasses.replace(toy.plan(tmp_path, []), pipeline=None, outputs={"outputs other": files})
+    found = summary(plan)
+    assert [r.label for r in found.rows] == ["blurry", "sharp", "outputs other"]
+    assert found.rows[2].means["psnr"] == pytest.approx(decibels(10), abs=1e-4)
+    assert found.rows[2].estimates["psnr"].n == 2
+    assert not found.rows[2].differences
+    [example] = keep_examples(plan, found, found.typical)
+    assert images.read(tmp_path / example.files["restored"]).mean().item() == pytest.approx(110 / 255)
+
+
+def test_without_the_controls_no_setting_is_judged(tmp_path):
+    plan = Toy([(24, 20)] * 2).plan(tmp_path, [SamplingSettings(steps=2)])
+    found = summary(dataclasses.replace(plan, with_controls=False))
+    assert [row.label for row in found.rows] == ["blurry", "predictor", "sharp", "ddim 2"]
+    assert not found.has_verdicts
+    assert "perceptual" not in format_table(found)
+    whole = summary(plan)
+    assert [row.means for row in whole.rows if row.label not in CONTROLS] == [row.means for row in found.rows]
 
 
 # Stopping and resuming
