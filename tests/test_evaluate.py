@@ -125,7 +125,10 @@ def test_its_json_says_how_the_numbers_were_made(place, offline):
     assert document["cost"] == {"denoising_steps": 30}
 
 
-def test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_becomes_a_preset(place, tmp_path):
+@pytest.mark.parametrize(("metric", "sign"), [("lpips", 1), ("ssim", -1)])  # the lower, or the higher is better
+def test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_becomes_a_preset(
+    place, tmp_path, metric, sign
+):
     grid, checkpoint = tmp_path / "grid.yaml", tmp_path / "checkpoint"
     shutil.copytree(place / "checkpoint", checkpoint)
     index = json.loads((checkpoint / "model_index.json").read_text())
@@ -139,6 +142,7 @@ def test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_become
         images.write(tmp_path / "data" / "blur" / f"{number}.png", blurry)
         images.write(tmp_path / "data" / "sharp" / f"{number}.png", sharp.clamp(0, 1))
     given = arguments(place, tmp_path / "scores", checkpoint=checkpoint, grid=grid, save_presets=True)
+    given["metrics"] = f"psnr,{metric}"
     given["data"] = str(tmp_path / "data")
     before = checkpoint_hash(str(checkpoint))
     score(given)
@@ -149,7 +153,7 @@ def test_a_setting_on_the_front_shows_its_best_median_and_worst_image_and_become
     assert front
     for setting in front:
         own = {entry["rank"]: entry for entry in document["examples"] if entry["setting"] == setting}
-        assert own["best"]["scores"]["lpips"] < own["worst"]["scores"]["lpips"]
+        assert sign * own["best"]["scores"][metric] < sign * own["worst"]["scores"][metric]
         for entry in own.values():
             files = {what: images.read(tmp_path / "scores" / file) for what, file in entry["files"].items()}
             value = psnr(files["restored"][None], files["sharp"][None]).item()

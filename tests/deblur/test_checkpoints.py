@@ -100,7 +100,10 @@ def test_the_hash_follows_the_content_of_each_file_but_not_the_presets(tmp_path)
     rich_pipeline().save_pretrained(tmp_path)
     before = checkpoint_hash(str(tmp_path))
     assert len(before) == 64
+    others = index.read_index(tmp_path)["presets"].keys() - {"balanced"}
+    assert others
     save_presets(tmp_path, {"balanced": SamplingSettings(steps=3)})
+    assert others < index.read_index(tmp_path)["presets"].keys()
     with pytest.raises(ValueError, match=r"balanced have the schedule mine\.own, which is your own code: no preset"):
         save_presets(tmp_path, {"balanced": SamplingSettings(schedule="mine.own")})
     assert checkpoint_hash(str(tmp_path)) == before

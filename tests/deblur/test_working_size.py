@@ -81,6 +81,12 @@ def test_no_scale_makes_an_image_smaller_than_allowed():
     assert chosen_scale(noise(200, 400), change, WorkingSize(**vars(RULE) | {"smallest": 100})) == 0.5
 
 
+def test_the_longer_side_says_which_scales_are_possible():
+    rule = WorkingSize(**vars(RULE) | {"smallest": 100})
+    for longer, scales in ((100, [1.0]), (400, [1.0, 0.5, 0.25])):
+        assert rule.possible_scales(longer, 60) == rule.possible_scales(60, longer) == scales
+
+
 def test_the_vanishing_scale_lies_between_two_that_were_measured():
     assert vanishing_scale((1.0, 0.5, 0.25), (1.0, 1.0, 0.25), 0.5) == pytest.approx(0.5 * 0.5**0.5)
     assert vanishing_scale((1.0, 0.5, 0.25), (1.0, 1.0, 0.9), 0.5) == 0.25

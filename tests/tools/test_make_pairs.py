@@ -112,6 +112,17 @@ def test_predictions_of_the_pairs_that_are_made(photos):
     assert not (make(photos, "other") / "predictions").exists()
 
 
+def test_training_finds_the_predictions_whatever_the_blurry_folder_is_called(photos):
+    checkpoint = photos.parent / "checkpoint"
+    tiny_pipeline(stir(SlimPredictor((8, 12), (1, 1)))).save_pretrained(checkpoint)
+    folder = make(photos, "set", "--crops", "1", "--size", "24")
+    (folder / "blur").rename(folder / "input")
+    main([str(folder), "--predict", str(checkpoint), "--device", "cpu"])
+    module = DeblurDataModule(train=str(folder), predictions=True, patch_size=16, batch_size=2)
+    module.setup("fit")
+    assert next(iter(module.train_dataloader()))["x_init"].shape == (2, 3, 16, 16)
+
+
 def test_predictions_of_a_cascades_first_network_and_of_fewer_stages(photos):
     checkpoint = photos.parent / "checkpoint"
     cascade = Cascade(stir(TwoStages()), stir(SlimPredictor((8, 12), (1, 1), images=2)))
@@ -176,6 +187,15 @@ def test_a_stopped_command_goes_on(photos):
     assert not begun.exists()
     for side, name in ((side, name) for side in SIDES for name in "ab"):
         assert (folder / side / f"{name}.png").read_bytes() == (expected / side / f"{name}.png").read_bytes()
+
+
+@pytest.mark.parametrize("lost", ["blur/a_0.png", "blur/a_1.png", "sharp/a_0.png", "sharp/a_1.png"])
+def test_a_photograph_that_has_only_some_of_its_files_is_made_again(photos, begun, lost):
+    _, go_on = begun
+    part = photos.parent / ".set.part"
+    before = (part / lost).read_bytes()
+    (part / lost).unlink()
+    assert (go_on() / lost).read_bytes() == before
 
 
 # A fact of a set that is begun -> a command line on which it differs.

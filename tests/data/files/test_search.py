@@ -42,15 +42,16 @@ def test_a_folder_is_entered_once_whatever_links_lead_to_it(tmp_path):
     [
         ("*.png", ["1.png"]),
         ("**/*.png", ["1.png", "a/2.png", "a/b/3.png"]),
-        ("**", ["1.png", "a/2.png", "a/4.jpg", "a/b/3.png"]),
+        ("**", ["1.png", "a/2.png", "a/4.jpg", "a/b/3.png", "a/b/c/d/5.webp"]),
         ("*/*.png", ["a/2.png"]),
         ("a/**/?.png", ["a/2.png", "a/b/3.png"]),
+        ("?/**/*.webp", ["a/b/c/d/5.webp"]),
         ("**/b/*", ["a/b/3.png"]),
         ("a/[24].*", ["a/2.png", "a/4.jpg"]),
     ],
 )
 def test_patterns(tmp_path, monkeypatch, pattern, expected):
-    touch(tmp_path, "1.png", "a/2.png", "a/b/3.png", "a/4.jpg", ".hidden/5.png", "a/.6.png")
+    touch(tmp_path, "1.png", "a/2.png", "a/b/3.png", "a/4.jpg", "a/b/c/d/5.webp", ".hidden/6.png", "a/.7.png")
     monkeypatch.chdir(tmp_path)
     assert found(Path(), pattern) == found(tmp_path, f"{tmp_path}/{pattern}") == expected
 
