@@ -4,7 +4,7 @@ import base64
 import io
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -36,7 +36,7 @@ JPEG_QUALITY = 90  # of the page's images
 Evaluations: TypeAlias = "Mapping[str, tuple[Summary, Sequence[Example]]]"
 
 
-def keep_examples(plan: Plan, summary: Summary, typical: str | None) -> list[Example]:
+def keep_examples(plan: Plan, summary: Summary, typical: Iterable[str]) -> list[Example]:
     """Write the images of `choose_examples` into the folder examples: restored, blurry, predicted and sharp."""
     shutil.rmtree(plan.folder / "examples", ignore_errors=True)
     images_by_name = {escaped(image.name): image for image in plan.images}

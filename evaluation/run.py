@@ -201,14 +201,17 @@ def publish(
 ) -> tuple[Summary, list[Example]] | None:
     """Write the files of a plan whose journal is complete, in the first process: its results.
 
-    `first` are the results that these are compared with, whose typical image is shown of both.
+    `first` are the results that these are compared with, whose typical image is shown of these, too.
     """
     if not plan.processes.is_global_zero:
         return None
     summary = summarise(plan)
     write_results(plan.folder, summary)  # before the examples, which may have to be restored again
     print(format_table(summary))
-    examples = keep_examples(plan, summary, first[0].typical if first else summary.typical)
+    typical = {summary.typical}
+    if first:
+        typical.add(first[0].typical)
+    examples = keep_examples(plan, summary, sorted(typical - {None}))
     write_document(plan.folder, summary, examples)
     write_report(plan.folder, {"": (summary, examples)})
     if flags.panel is not None:

@@ -1,8 +1,9 @@
 """Summarise the scores of images in one row per setting: means with intervals, the Pareto front, presets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -218,11 +219,11 @@ def summarise(plan: Plan) -> Summary:
     return Summary(rows, plan.metrics, table, plan.facts, plan.steps)
 
 
-def choose_examples(summary: Summary, typical: str | None) -> list[Example]:
+def choose_examples(summary: Summary, typical: Iterable[str]) -> list[Example]:
     """The images for the report, without their files.
 
     They are the best, the median and the worst image of each setting on the front, by LPIPS, or by SSIM if LPIPS is
-    missing; and an image that is typical as the best rows have it, if one is given. If no setting is on the front,
+    missing; and the images that are typical as the best rows have them. If no setting is on the front,
     because blurry or the prediction beats them all, the front among the settings is used.
     """
     chosen = {}
@@ -230,8 +231,8 @@ def choose_examples(summary: Summary, typical: str | None) -> list[Example]:
         ranked = list(_ranked(summary, row)["image"])
         for rank, at in {"best": 0, "median": (len(ranked) - 1) // 2, "worst": len(ranked) - 1}.items():
             chosen.setdefault((row.label, ranked[at]), (row, rank))
-    for row in summary.best.values() if typical is not None else []:
-        chosen.setdefault((row.label, typical), (row, "typical"))
+    for row, image in product(summary.best.values(), typical):
+        chosen.setdefault((row.label, image), (row, "typical"))
     return [
         Example(row, image, rank, summary.scores_of(row.label, image)) for (_, image), (row, rank) in chosen.items()
     ]

@@ -243,6 +243,28 @@ def test_two_checkpoints_show_one_image_as_the_best_rows_of_each_have_it(place, 
         assert all(words.startswith(scores[label]) for label, words in own)
 
 
+def test_each_of_two_checkpoints_shows_its_own_typical_image_in_its_own_report(place, tmp_path):
+    for name, scale in (("a", 0.3), ("b", 0.02)):
+        torch.manual_seed(1 + ord(name))
+        pipeline = tiny_pipeline(UNetPredictor(8, (1, 2), 1))
+        pipeline.register_to_config(residual_scale=scale)
+        pipeline.save_pretrained(tmp_path / name)
+    torch.manual_seed(5)
+    for number in range(8):
+        blurry = torch.rand(3, 64, 64)
+        images.write(tmp_path / f"data/blur/{number}.png", blurry)
+        images.write(tmp_path / f"data/sharp/{number}.png", blurry.mean(0) * torch.rand(3, 1, 1))
+    (tmp_path / "grid.yaml").write_text("product: {steps: [2]}")
+    given = arguments(place, tmp_path / "ab", checkpoint=None, grid=tmp_path / "grid.yaml", controls=False)
+    given["data"] = str(tmp_path / "data")
+    evaluate.command([*flags(given), "--checkpoints", str(tmp_path / "a"), str(tmp_path / "b")])
+    found = []
+    for folder in ("", "A", "B"):
+        page = (tmp_path / "ab" / folder / "report.html").read_text()
+        found.append(re.search(r'<h2 id="overview">(\w+), the median of 8 images', page)[1])
+    assert found[0] == found[1] != found[2]
+
+
 def test_some_pairs_of_a_split_with_blurry_images_of_one_kind_are_scored_and_shown(place, tmp_path):
     """Every second of four, each in a batch of its own."""
     root, batches = tmp_path / "GoPro" / "train" / "scene", []

@@ -95,7 +95,7 @@ def write_examples(folder: Path, summary: Summary) -> list[Example]:
     for kind, name in KINDS.items():
         Image.fromarray(RESTORED[name]).save(folder / "examples" / f"{kind}.png")
     Image.fromarray(SHARP).save(folder / "examples" / "sharp.png")
-    examples = choose_examples(summary, summary.typical)
+    examples = choose_examples(summary, [summary.typical])
     for example in examples:
         example.files.update({kind: f"examples/{kind}.png" for kind in (*KINDS, "sharp")})
     return examples
