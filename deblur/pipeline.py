@@ -30,7 +30,7 @@ from deblur.image_processor import (
     write_images,
 )
 from deblur.keep_sharp import restored_share
-from deblur.models.diffusion import Estimator, ScaleKind, predict, residual_size, to_network, to_world
+from deblur.models.diffusion import Estimator, ScaleKind, clip_residual, predict, residual_size, to_network, to_world
 from deblur.models.networks.mixins import ConfigMixin, DDPMScheduler, randn_tensor
 from deblur.models.samplers import Multistep, Step, ddim_step, ddpm_step, sample
 from deblur.models.schedules import betas_of, levels_of
@@ -319,10 +319,11 @@ class DeblurPipeline(ConfigMixin):
         f = draft.tiled["denoiser"] = self._tiled_denoiser(limits, settings)
         y, x_init = to_network(draft.blurry.small.float()), draft.prediction.x_init
         levels = settings.levels(self.levels, self.config.get("sigma_min", 0.0), self.config.get("sigma_max", math.inf))
+        clip = banded(clip_residual)
         for k in range(settings.num_samples):
             generators = [noise_generator(seed, name, k) for name in names]
             randn = partial(randn_tensor, generator=generators, device=y.device, dtype=y.dtype)
-            yield sample(f, y, x_init, draft.s, levels, step_of(settings, levels), randn, progress)
+            yield sample(f, y, x_init, draft.s, levels, step_of(settings, levels), randn, progress, clip)
 
     @torch.no_grad()
     def working_scale(self, images: Tensor, area: Area = WHOLE, limits: Limits = NO_LIMITS) -> float:

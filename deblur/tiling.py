@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
 
-from deblur.models.samplers import Randn, Step
 from deblur.settings import SMALLEST_TILE as SMALLEST
 
 SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # candidate core sizes
@@ -243,14 +243,22 @@ def ramps(span: tuple[int, int, int, int], length: int, half: int) -> Tensor:
     return (rise(start) if start > 0 else ones) - (rise(stop) if stop < length else 0 * ones)
 
 
-def banded(step: Step) -> Step:
-    """A sampler's step that replaces r_t in bands of rows: steps are elementwise, so their temporaries stay small."""
+def banded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An elementwise function of images that replaces the first one, in bands of rows: its temporaries stay small.
 
-    def in_bands(r_t: Tensor, r_0: Tensor, a: float, a_next: float, randn: Randn) -> Tensor:
-        rows = max(1, PIXELS_OF_BAND // r_t.shape[-1])
-        for band, estimate in zip(r_t.split(rows, dim=-2), r_0.split(rows, dim=-2), strict=True):
-            band.copy_(step(band, estimate, a, a_next, randn))
-        return r_t
+    Arguments that are no images of the first one's height are those of every band.
+    """
+
+    def in_bands(first: Tensor, *others: Any) -> Tensor:
+        rows = max(1, PIXELS_OF_BAND // first.shape[-1])
+        for start in range(0, first.shape[-2], rows):
+            of_band = [
+                x[..., start : start + rows, :] if isinstance(x, Tensor) and x.shape[-2:-1] == first.shape[-2:-1] else x
+                for x in others
+            ]
+            band = first[..., start : start + rows, :]
+            band.copy_(function(band, *of_band))
+        return first
 
     return in_bands
 

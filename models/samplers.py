@@ -80,6 +80,7 @@ def sample(
     step: Step,
     randn: Randn,
     progress: Callable[[Iterable], Iterable] = iter,
+    clip: Callable[[Tensor, Tensor, Tensor], Tensor] = clip_residual,
 ) -> Tensor:
     """Sample the scaled residual r_0 (N, 3, H, W) (the paper's section 3; Ho et al. 2020, algorithm 2).
 
@@ -95,12 +96,13 @@ def sample(
         step: from a level to the next one.
         randn: makes standard normal noise of a shape.
         progress: wraps the levels, e.g. tqdm.
+        clip: (r_0, x_init, s) -> the nearest r_0 with which x_init + s r_0 is an image.
     """
     levels = levels.tolist()
     r_t = math.sqrt(1 - levels[0]) * randn(y.shape)
     for k, a in enumerate(progress(levels)):
         r_0 = f(r_t, y, torch.full((len(y),), a, dtype=y.dtype, device=y.device), x_init, s)
-        r_0 = clip_residual(r_0, x_init, s)  # r_0 is needed for it, whatever the network predicts
+        r_0 = clip(r_0, x_init, s)  # r_0 is needed for it, whatever the network predicts
         if k + 1 < len(levels):
             r_t = step(r_t, r_0, a, levels[k + 1], randn)
             del r_0  # before the next one is made: a large photo has no memory for both

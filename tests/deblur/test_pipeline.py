@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sample
 from deblur.data.files import images
@@ -311,3 +312,25 @@ def test_images_of_different_sizes_are_restored_one_by_one(tmp_path):
         assert np.array_equal(out.predictions[1], alone.predictions[0])
         for image, array in zip(pipeline(files, settings, 3, ["a", "b"], **options).images, out.images, strict=True):
             assert np.abs(np.asarray(image) / 255 - array).max() < 0.01
+
+
+class Heights(TorchDispatchMode):
+    """Notes the height of what an operation of torch makes."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.operation, self.noted = operation, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if function is self.operation:
+            self.noted.append(made.shape[-2])
+        return made
+
+
+def test_the_residual_of_a_large_photo_is_clipped_in_bands(monkeypatch):
+    """Its temporaries would be three images: slow tests measure the peak."""
+    monkeypatch.setattr("deblur.tiling.PIXELS_OF_BAND", 300)  # ten rows
+    with Heights(torch.ops.aten.maximum.default) as heights:
+        tiny_pipeline().restore(torch.rand(1, 3, 40, 30), SamplingSettings(steps=2))
+    assert heights.noted == [10] * 4 * 2
