@@ -1,6 +1,5 @@
 """Linux is not needed: what macOS and Windows lack is taken away."""
 
-
 import pytest
 import torch
 

@@ -44,6 +44,8 @@ def test_a_sharp_page_is_read_and_wrong_letters_count(pages):
     assert cer(wrong, ["page"]).item() == pytest.approx(1 / length)
     assert cer(torch.ones_like(printed()), ["page"]) == 1
     assert cer(torch.cat([printed(), wrong]), ["page", "page"]).tolist() == pytest.approx([0, 1 / length])
+    (pages / "text" / "wide.txt").write_text("\n".join(LINES).replace("1234", "\uff11\uff12\uff13\uff14"))
+    assert cer(printed(), ["wide"]) == 0
     beginning = "Seven quick"
     (pages / "text" / "beginning.txt").write_text(beginning)
     assert cer(printed(), ["beginning"]).item() == pytest.approx((length - len(beginning)) / len(beginning))

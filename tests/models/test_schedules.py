@@ -166,9 +166,7 @@ def test_no_preset_of_a_checkpoint_has_a_schedule_imported(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     presets = {"balanced": {"steps": 3}, "fast": {"schedule": "stranger.fast"}}
     assert preset_settings(presets).steps == 3
-    with pytest.raises(
-        ValueError, match=r"preset fast names the schedule stranger\.fast, which is somebody's"
-    ):
+    with pytest.raises(ValueError, match=r"preset fast names the schedule stranger\.fast, which is somebody's"):
         preset_settings(presets, "fast")
     with pytest.raises(ValueError, match=r"preset balanced names the schedule stranger\.fast"):
         preset_settings({"balanced": presets["fast"]})

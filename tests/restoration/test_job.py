@@ -34,13 +34,14 @@ WAYS = (
 
 @pytest.fixture(autouse=True)
 def ways(tmp_path, monkeypatch):
-    """Tiny checkpoints in the place of those of the repository; one clock ticks when looked at, the other stands."""
-    for way in WAYS:
+    """Tiny checkpoints, each another one, in the place of those of the repository; one clock ticks when looked at, the
+    other stands."""
+    for number, way in enumerate(WAYS, start=1):
         pipeline = tiny_pipeline()
         presets = {"balanced": BALANCED, "fidelity": BALANCED | {"blend": 0.5}}
         if way.checkpoint == "best":
             presets["fast"] = BALANCED | {"blend": 0.0}
-        pipeline.register_to_config(presets=presets)
+        pipeline.register_to_config(presets=presets, residual_scale=0.1 * number)
         pipeline.save_pretrained(tmp_path / "shipped" / way.checkpoint)
     for module in (hub, options):
         monkeypatch.setattr(module, "SHIPPED", tmp_path / "shipped")

@@ -82,5 +82,3 @@ def ran(place, tmp_path, monkeypatch, capsys):
         return Run(code, "".join(capsys.readouterr()), folder)
 
     return ran
-
-

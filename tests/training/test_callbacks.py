@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from PIL import Image
 
 import train
@@ -19,7 +20,7 @@ from deblur.evaluation.perceptual import Lpips
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.pipeline import load_pipeline
 from deblur.settings import SamplingSettings
-from deblur.training.callbacks import Averages
+from deblur.training.callbacks import Averages, log_offline_without_key
 from tests.tiny import fit, metrics, module, train_run, weights
 
 pytestmark = [pytest.mark.commands, pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
@@ -138,6 +139,16 @@ def test_the_loss_by_noise_level_is_a_mean_of_what_is_finite_over_the_steps_sinc
 
 FIT = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
 KEY = "0123456789abcdef" * 2 + "5ec2e7ed"  # has the form of an API key
+
+
+def test_weights_and_biases_without_a_key_is_offline_wherever_it_stands(run_folder, monkeypatch, caplog):
+    for name in ("HOME", "NETRC"):
+        monkeypatch.setenv(name, str(run_folder / "home"))
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    with caplog.at_level("INFO"):
+        log_offline_without_key([CSVLogger("run"), WandbLogger(project="test")])
+    assert "the run is logged offline" in caplog.text
 
 
 def test_an_offline_run_of_weights_and_biases_holds_what_is_logged_and_no_key(run_folder, monkeypatch, capfd):
