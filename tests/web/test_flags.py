@@ -1,5 +1,6 @@
 """Every flag of app.py changes the page."""
 
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,11 +71,16 @@ def refused(words, action, *given, **named):
         action(*given, **named)
 
 
-def test_the_page_writes_no_metadata_if_it_is_told_to(opened):
+def test_the_page_writes_no_metadata_if_it_is_told_to(opened, tmp_path):
     for choice in ("keep", "none"):
         actions = opened("--metadata", choice)
-        exif = images.read_file(restored(actions)[1]).exif
-        assert (b"Camera" in exif) if choice == "keep" else (exif is None)
+        one = restored(actions)[1]
+        actions.open([{"path": str(tmp_path / "photo.jpg"), "orig_name": name} for name in ("a.jpg", "b.jpg")], REQUEST)
+        with zipfile.ZipFile(restored(actions)[1]) as archive:
+            packed = Path(archive.extract("b.jpg", tmp_path / choice))
+        for file in (one, packed):
+            exif = images.read_file(file).exif
+            assert (b"Camera" in exif) if choice == "keep" else (exif is None)
 
 
 def test_the_page_s_limits_are_those_of_its_flags(opened):
