@@ -13,6 +13,7 @@ import imagecodecs
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from pillow_heif import HeifImage
 
 from deblur.data.files import colour, metadata, tiff
 from deblur.data.files.colour import Colour
@@ -102,9 +103,10 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
         exif = bounded_exif(image)
         remarks += _remarks_on(image, page)
         profile, xmp, density = told.get("icc_profile"), told.get("xmp"), Density.of_info(told)
-        colours, icc, more = _colour(path, name, None if has_inks else profile)
+        primary = primary_image(path) if name in ("AVIF", "HEIF") else None
+        colours, icc, more = _colour(path, name, None if has_inks else profile, primary)
         tables = image.quantization if name == "JPEG" else None
-        array = _by_other_decoders(path, image, has_16_bits)
+        array = _by_other_decoders(path, image, has_16_bits, primary)
         if array is None:
             # Pillow turns it: some formats it rotates itself and accounts for that.
             orientation = exif.get(ExifTags.Base.Orientation, 1)
@@ -133,15 +135,14 @@ def _remarks_on(image: Image.Image, page: int) -> tuple[str, ...]:
     return tuple(remark for remark, is_so in unusual.items() if is_so)
 
 
-def _by_other_decoders(path: Path, image: Image.Image, has_16_bits: bool) -> np.ndarray | None:
+def _by_other_decoders(
+    path: Path, image: Image.Image, has_16_bits: bool, primary: HeifImage | None
+) -> np.ndarray | None:
     """The samples of what Pillow would read with fewer bits or wrongly, not turned by EXIF; None of all else."""
     # Pillow compares the transparent grey of fewer than 8 bits with scaled values.
     if has_16_bits or (image.format == "PNG" and image.mode == "L" and "transparency" in image.info):
         return imagecodecs.png_decode(path.read_bytes())
-    if image.format not in ("AVIF", "HEIF"):
-        return None
-    primary = primary_image(path)
-    bits = primary.info["bit_depth"]
+    bits = 8 if primary is None else primary.info["bit_depth"]
     if bits == 8:
         return None
     if image.format == "AVIF":
@@ -151,7 +152,9 @@ def _by_other_decoders(path: Path, image: Image.Image, has_16_bits: bool) -> np.
     return np.rint(array * np.float32(65535 / (2**bits - 1))).astype(np.uint16)
 
 
-def _colour(path: Path, name: str, icc: bytes | None) -> tuple[Colour | None, bytes | None, tuple[str, ...]]:
+def _colour(
+    path: Path, name: str, icc: bytes | None, primary: HeifImage | None
+) -> tuple[Colour | None, bytes | None, tuple[str, ...]]:
     """What a file says about its colours other than by its profile, or else the profile; and remarks.
 
     A profile counts first, but for code points beside it in a PNG.
@@ -163,8 +166,8 @@ def _colour(path: Path, name: str, icc: bytes | None) -> tuple[Colour | None, by
         return told, None if told and told.codes else icc, ()
     if name == "BMP":
         return colour.of_bmp(path)
-    if name in ("AVIF", "HEIF") and icc is None:
-        nclx = primary_image(path).info.get("nclx_profile")
+    if primary is not None and icc is None:
+        nclx = primary.info.get("nclx_profile")
         told = colour.of_codes(nclx["color_primaries"], nclx["transfer_characteristics"]) if nclx else None
         return told, None, ()
     return None, icc, ()
