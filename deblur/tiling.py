@@ -6,10 +6,10 @@ multiples of the network's stride, and no tile extends beyond the image (whose b
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -251,12 +251,12 @@ def banded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def in_bands(first: Tensor, *others: Any) -> Tensor:
         rows = max(1, PIXELS_OF_BAND // first.shape[-1])
-        for start in range(0, first.shape[-2], rows):
-            of_band = [
-                x[..., start : start + rows, :] if isinstance(x, Tensor) and x.shape[-2:-1] == first.shape[-2:-1] else x
-                for x in others
-            ]
-            band = first[..., start : start + rows, :]
+
+        def bands(x: Any) -> Iterable[Any]:
+            is_image = isinstance(x, Tensor) and x.shape[-2:-1] == first.shape[-2:-1]
+            return x.split(rows, dim=-2) if is_image else repeat(x)
+
+        for band, *of_band in zip(*map(bands, (first, *others)), strict=False):  # repeated ones have no end
             band.copy_(function(band, *of_band))
         return first
 
