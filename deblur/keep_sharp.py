@@ -56,9 +56,11 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
         mean_change += difference / 3
         squares += difference.square_() / 3
     change = 255 * _root_mean(squares, visible)
-    fine_detail, of_surfaces = _fine_detail(grey), _fine_detail(_without_lights(grey))
+    fine_detail = _fine_detail(grey)
+    of_surfaces = _fine_detail(_without_lights(grey))
     lights = _share_of_lights(fine_detail, of_surfaces)
-    detail, without_lights = (255 * _root_mean(squares, visible) for squares in (fine_detail, of_surfaces))
+    detail = 255 * _root_mean(fine_detail, visible)
+    without_lights = 255 * _root_mean(of_surfaces, visible)
     del fine_detail, of_surfaces  # of the photograph's size
     blocks = _without_specks(((change / (detail + keep_sharp) - KEPT_UP_TO) / (RESTORED_FROM - KEPT_UP_TO)).clamp(0, 1))
     share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]

@@ -24,7 +24,8 @@ def notes(
         suffix: of the file that it is written to.
         is_masked: whether a mask says what is restored.
     """
-    amount, height, width = restored_amount(out.share.cpu(), visible), *image.pixels.shape[-2:]
+    amount = restored_amount(out.share.cpu(), visible)
+    height, width = image.pixels.shape[-2:]
     filled = with_hidden_filled(image.values[None], visible)[0]
     found = [*image.remarks, *images.remarks_on(image, suffix), *scale_remarks(out.scale, height, width, amount)]
     found += kept_remarks(amount, filled, out.discarded, is_masked)
