@@ -2,21 +2,19 @@
 
 import itertools
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.transforms import Affine2D, Bbox
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -31,18 +29,12 @@ if TYPE_CHECKING:  # pandas, which a panel alone does not need
 # The palette of Okabe and Ito, suitable for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
-LARGEST_LABELLED = 12  # points: of more only presets, the prediction, the blurry images and some of the front are named
-WIDEST_BAR = 0.4  # of the points' span: intervals whose median is longer are left out, since they would cover the plot
-# Where a label may stand: points from its own point to its edge. The first position that is free is taken.
-DISTANCES = (6, 16, 28, 42, 58)
-ANGLES = [math.pi / 8 * k for k in (2, 0, 4, 14, 6, 12, 8, 10, 1, 3, 15, 5, 13, 7, 11, 9)]
+MOST_LABELS = 12
+# Where a label may stand: pixels from its point to its edge. The first position that is free is taken.
+LABEL_DISTANCES = (12, 33, 58, 88, 120)
+LABEL_ANGLES = [math.pi / 8 * k for k in (2, 0, 4, 14, 6, 12, 8, 10, 1, 3, 15, 5, 13, 7, 11, 9)]
 
-LABEL = {"ha": "center", "va": "center", "fontsize": 8.5, "zorder": 5}
-LEADER = {"arrowstyle": "-", "color": "0.5", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
-
-WIDTH = 480  # pixels of an image in a panel
-GAP = 16  # pixels between columns
-TITLE, CAPTION, NAME, BAR = 44, 38, 36, 84  # pixels: height of titles and captions, width of names and colour bars
+IMAGE_WIDTH, GAP, TEXT_HEIGHT = 480, 16, 40  # pixels, of a panel
 
 
 @dataclass(frozen=True)
@@ -75,20 +67,13 @@ class _Point:
         name = self.row.label.removeprefix(f"{self.kind} ")
         return _of(self.letter, f"{name} ({self.preset})" if self.preset else name)
 
-    @property
-    def is_marked(self) -> bool:
-        """Whether it is named and has its intervals however many points there are."""
-        return self.is_on_front or bool(self.preset) or self.kind in (BLURRY, PREDICTOR)
-
 
 def curve(summaries: Mapping[str, "Summary"]) -> Figure:
     """The perception-distortion curve: PSNR to the right, better LPIPS upwards, the best top right.
 
-    Every row is a point. Each sampler is one series, and the Pareto front is a line. Its points, the presets, the
-    prediction and the blurry images are named, all points if they are few, where there is room. Bars are the 95 %
-    intervals of the paired differences to the prediction, unless they would cover the plot. The controls are thin lines
-    that start at the prediction and may leave the frame. If LPIPS is missing, the vertical axis is SSIM and the title
-    says why.
+    Every row is a point. Each sampler is one series, and the Pareto front is a line. The presets, the prediction, the
+    blurry images and the front are named first, MOST_LABELS points at most and where there is room. The controls are
+    thin lines that start at the prediction and may leave the frame. If LPIPS is missing, the vertical axis is SSIM.
 
     Args:
         summaries: one evaluation, whatever its key; or several of the same images, each in a colour of its own, by the
@@ -104,12 +89,10 @@ def curve(summaries: Mapping[str, "Summary"]) -> Figure:
         _draw_lines(axes, own, letter, colour)
         points += [point for point in own if point.kind not in CONTROLS and (point.kind != BLURRY or summary is first)]
     _draw_points(axes, points, colours)
-    remarks = []
+    remark = _frame(axes, points) if points else ""
+    _name_axes(axes, first, remark)
     if points:
-        remarks = [_frame(axes, points), _draw_intervals(axes, points, first.perception)]
-    _name_axes(axes, first, [remark for remark in remarks if remark])
-    if points:
-        _place_labels(axes, _named(points), points)
+        _place_labels(axes, points)
     return figure
 
 
@@ -132,19 +115,13 @@ def _of(letter: str, name: str) -> str:
 def _draw_points(axes: Axes, points: Sequence[_Point], colours: Mapping[str, str | None]) -> None:
     """Draw one series for each kind and letter; a sampler has its own colour unless its evaluation has one."""
     looks = {BLURRY: ("X", "black", 90), PREDICTOR: ("*", "black", 150)}
-    size = 46 if len(points) <= LARGEST_LABELLED else 30
-    samplers = list(dict.fromkeys(point.kind for point in points if point.kind not in looks))
-    for index, sampler in enumerate(samplers):
-        looks[sampler] = (MARKERS[index % len(MARKERS)], COLOURS[index % len(COLOURS)], size)
-    for kind in [*samplers, BLURRY, PREDICTOR]:
-        for letter in dict.fromkeys(["", *colours]):
-            series = [point for point in points if point.kind == kind and point.letter == letter]
-            if series:
-                marker, colour, size = looks[kind]
-                look = {"s": size, "c": colours.get(letter) or colour, "marker": marker, "label": _of(letter, kind)}
-                x, y = zip(*(point.place for point in series), strict=True)
-                shades = [1.0 if point.is_marked or len(points) <= LARGEST_LABELLED else 0.4 for point in series]
-                axes.scatter(x, y, edgecolors="white", linewidths=0.6, zorder=4, alpha=shades, **look)
+    samplers = dict.fromkeys(point.kind for point in points if point.kind not in looks)
+    looks |= {sampler: (MARKERS[k % len(MARKERS)], COLOURS[k % len(COLOURS)], 46) for k, sampler in enumerate(samplers)}
+    for kind, letter in dict.fromkeys((point.kind, point.letter) for point in points):
+        marker, colour, size = looks[kind]
+        x, y = zip(*(p.place for p in points if (p.kind, p.letter) == (kind, letter)), strict=True)
+        look = {"marker": marker, "edgecolors": "white", "linewidths": 0.6, "zorder": 4}
+        axes.scatter(x, y, size, colours.get(letter) or colour, label=_of(letter, kind), **look)
 
 
 def _draw_lines(axes: Axes, points: Sequence[_Point], letter: str, colour: str | None) -> None:
@@ -162,7 +139,7 @@ def _draw_lines(axes: Axes, points: Sequence[_Point], letter: str, colour: str |
 
 
 def _frame(axes: Axes, points: Sequence[_Point]) -> str:
-    """Fit the axes to the points alone: intervals and controls may leave the frame.
+    """Fit the axes to the points alone: controls may leave the frame.
 
     So may the blurry images, if they would take more room than all else; it is returned where they are.
     """
@@ -181,48 +158,7 @@ def _frame(axes: Axes, points: Sequence[_Point]) -> str:
     return remark
 
 
-def _named(points: Sequence[_Point]) -> list[_Point]:
-    """The points that get a label, the most important first: of many only some of the front."""
-    if len(points) <= LARGEST_LABELLED:
-        first, others = points, []
-    else:
-        first = [point for point in points if point.preset or point.kind in (BLURRY, PREDICTOR)]
-        others = sorted((point for point in points if point.is_on_front and point not in first), key=lambda p: p.place)
-    count = min(len(others), max(0, LARGEST_LABELLED - len(first)))
-    spread = [others[k * len(others) // count] for k in range(count)]
-    return [*sorted(first, key=lambda point: not point.preset), *spread]
-
-
-def _draw_intervals(axes: Axes, points: Sequence[_Point], perception: str) -> str:
-    """Draw the intervals of marked points along each axis, unless they would cover the plot; what is said of them."""
-    marked = [point for point in points if point.is_marked and point.kind != BLURRY]
-    too_wide = []
-    for at, name in enumerate(("psnr", perception)):
-        bars = [(point, *ends) for point in marked if (ends := _interval(point.row, name)) is not None]
-        span = np.ptp([point.place[at] for point in points])
-        if not bars:
-            continue
-        if np.median([low + high for _, low, high in bars]) > WIDEST_BAR * span:
-            too_wide.append(name.upper())
-            continue
-        x, y = zip(*(point.place for point, _, _ in bars), strict=True)
-        ends = np.array([[low, high] for _, low, high in bars]).T
-        look = {"fmt": "none", "ecolor": "0.35", "elinewidth": 0.9, "alpha": 0.6, "zorder": 3}
-        axes.errorbar(x, y, **{"xerr" if at == 0 else "yerr": ends}, **look)
-    if too_wide:
-        return f"the 95 % intervals of {' and '.join(too_wide)} are too wide to be drawn: see the table"
-    return "bars: 95 % intervals of the differences to the predictor" if marked else ""
-
-
-def _interval(row: "RowSummary", name: str) -> tuple[float, float] | None:
-    """The distances from the mean to the ends of the interval of the difference to the predictor, or of the mean."""
-    estimate = row.differences.get(name) or row.estimates[name]
-    if row.label == PREDICTOR or estimate.low is None:
-        return None
-    return max(0.0, estimate.mean - estimate.low), max(0.0, estimate.high - estimate.mean)
-
-
-def _name_axes(axes: Axes, summary: "Summary", remarks: Sequence[str]) -> None:
+def _name_axes(axes: Axes, summary: "Summary", remark: str) -> None:
     """Label the axes with their direction, and add title and legend."""
     for name, axis, arrow in (("psnr", axes.xaxis, "→"), (summary.perception, axes.yaxis, "↑")):
         title, _, higher_is_better = summary.metrics[name].column
@@ -230,108 +166,74 @@ def _name_axes(axes: Axes, summary: "Summary", remarks: Sequence[str]) -> None:
         axis.set_inverted(not higher_is_better)
     axes.grid(color="0.92", zorder=0)
     axes.set_axisbelow(True)
-    if summary.perception == "ssim":
-        reason = "LPIPS has no value" if "lpips" in summary.metrics else "LPIPS was not asked for"
-        remarks = [*remarks, f"SSIM in place of LPIPS: {reason}"]
     title = f"Mean of {number_of(max(row.images for row in summary.rows), 'image')}"
-    axes.set_title("\n".join(textwrap.wrap("; ".join([title, *remarks]), 105)), fontsize=10)
+    axes.set_title(f"{title}; {remark}" if remark else title, fontsize=10)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, title="numbers: steps", title_fontsize=9)
 
 
-def _place_labels(axes: Axes, named: Sequence[_Point], points: Sequence[_Point]) -> None:
-    """Write labels beside their points, farther ones with a line to them; one for which no room is free is left out."""
-    figure = axes.figure
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()
-    to_points = 72 / figure.dpi
-    centres = axes.transData.transform([point.place for point in points]) * to_points
-    taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in centres]
-    frame = axes.bbox.frozen().transformed(Affine2D().scale(to_points))
-    for point in named:
-        text = axes.text(0, 0, point.label, **LABEL)
-        extent = text.get_window_extent(renderer)
-        text.remove()
-        half = extent.width / 2 * to_points, extent.height / 2 * to_points
-        x, y = axes.transData.transform(point.place) * to_points
-        for distance, angle in itertools.product(DISTANCES, ANGLES):
-            right, up = (half[0] + distance) * math.cos(angle), (half[1] + distance) * math.sin(angle)
-            box = Bbox.from_bounds(x + right - half[0], y + up - half[1], 2 * half[0], 2 * half[1])
-            inside = frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
-            if inside and not any(box.overlaps(other) for other in taken):
+def _place_labels(axes: Axes, points: Sequence[_Point]) -> None:
+    """Write the labels of the most important points, with a line to each; one for which no room is free is left out."""
+    axes.figure.draw_without_rendering()
+    taken = [Bbox.from_extents(*place - 8, *place + 8) for place in axes.transData.transform([p.place for p in points])]
+    references = (BLURRY, PREDICTOR)
+    ranked = sorted(points, key=lambda point: (not point.preset, point.kind not in references, not point.is_on_front))
+    for point in ranked[:MOST_LABELS]:
+        look = {"textcoords": "offset pixels", "ha": "center", "va": "center", "fontsize": 8.5, "zorder": 5}
+        line = {"arrowstyle": "-", "color": "0.5", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+        label = axes.annotate(point.label, point.place, (0, 0), arrowprops=line, **look)
+        label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+        half = np.array(Text.get_window_extent(label).size) / 2
+        for distance, angle in itertools.product(LABEL_DISTANCES, LABEL_ANGLES):
+            offset = (half + distance) * (math.cos(angle), math.sin(angle))
+            centre = axes.transData.transform(point.place) + offset
+            box = Bbox.from_extents(*centre - half, *centre + half)
+            is_inside = all(axes.bbox.fully_contains(*corner) for corner in (box.min, box.max))
+            if is_inside and not box.count_overlaps(taken):
+                label.set_position(offset)
                 taken.append(box)
-                line = LEADER if distance > DISTANCES[0] else None
-                where = {"xytext": (right, up), "textcoords": "offset points"}
-                label = axes.annotate(point.label, point.place, **where, **LABEL, arrowprops=line)
-                label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
                 break
+        else:
+            label.remove()
 
 
-def panel(columns: Mapping[str, Sequence[Tensor]], path: Path, lines: Sequence[str] | None = None) -> None:
+def panel(columns: Mapping[str, Sequence[Tensor]], path: Path) -> None:
     """Write a panel of images: one labelled column for each kind, one row for each image.
 
-    A column named `std` is drawn as a heat map of the mean over the channels, with a colour bar in 8-bit levels (up to
-    the 99.5th percentile). If a column is named `sharp`, the PSNR of every other image to it is written underneath.
+    A column named `std` is drawn as a heat map of the mean over the channels, whose brightest colour is the 99.5th
+    percentile. If a column is named `sharp`, the PSNR of every other image to it is written underneath.
 
     Args:
         columns: label -> images (3, H, W), all columns of one length; in [0, 1].
         path: the file to write.
-        lines: a name for each row.
     """
-    columns = {label: [image.detach().float().cpu() for image in column] for label, column in columns.items()}
-    heights = [round(WIDTH * image.shape[1] / image.shape[2]) for image in next(iter(columns.values()))]
-    left = GAP + (NAME if lines else 0)
-    widths = [WIDTH + (BAR if label == "std" else 0) for label in columns]
-    size = left + sum(width + GAP for width in widths), TITLE + sum(height + CAPTION for height in heights)
+    columns = {label: [image.float().cpu() for image in images] for label, images in columns.items()}
+    font = ImageFont.load_default(22)
+    heights = [round(IMAGE_WIDTH * image.shape[1] / image.shape[2]) for image in next(iter(columns.values()))]
+    size = GAP + len(columns) * (IMAGE_WIDTH + GAP), TEXT_HEIGHT + sum(height + TEXT_HEIGHT for height in heights)
     drawn = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(drawn)
-    for (label, images), width in zip(columns.items(), widths, strict=True):
-        centre, top = left + WIDTH // 2, TITLE
-        draw.text((centre, TITLE // 2), label, "black", _font(24), "mm")
+    for column, (label, images) in enumerate(columns.items()):
+        left, top = GAP + column * (IMAGE_WIDTH + GAP), TEXT_HEIGHT
+        centre = left + IMAGE_WIDTH // 2
+        draw.text((centre, TEXT_HEIGHT // 2), label, "black", font, "mm")
         for line, (image, height) in enumerate(zip(images, heights, strict=True)):
-            caption = ""
             if label == "std":
-                caption = "8-bit levels"
-                _draw_heat(drawn, image, (left, top), height)
+                shown, caption = _heat_map(image.mean(0).numpy())
             else:
-                drawn.paste(_resized(eight_bits(image), height), (left, top))
+                shown, caption = eight_bits(image), ""
                 if "sharp" in columns and label != "sharp":
                     caption = f"{psnr(image[None], columns['sharp'][line][None]).item():.2f} dB"
-            draw.text((centre, top + height + CAPTION // 2), caption, "black", _font(20), "mm")
-            top += height + CAPTION
-        left += width + GAP
-    top = TITLE
-    for name, height in zip(lines or [], heights, strict=False):
-        upright = Image.new("RGB", (height + CAPTION, NAME), "white")
-        short = textwrap.shorten(name, max(8, height // 12), placeholder=" …")
-        ImageDraw.Draw(upright).text((height // 2, NAME // 2), short, "black", _font(20), "mm")
-        drawn.paste(upright.transpose(Image.Transpose.ROTATE_90), (GAP // 2, top - CAPTION))
-        top += height + CAPTION
+            # Enlarged pixels keep sharp edges.
+            kind = Image.Resampling.NEAREST if shown.width < IMAGE_WIDTH else Image.Resampling.LANCZOS
+            drawn.paste(shown.resize((IMAGE_WIDTH, height), kind), (left, top))
+            draw.text((centre, top + height + TEXT_HEIGHT // 2), caption, "black", font, "mm")
+            top += height + TEXT_HEIGHT
     with replacing(path) as part:
         drawn.save(part)
 
 
-def _draw_heat(drawn: Image.Image, std: Tensor, place: tuple[int, int], height: int) -> None:
-    """Draw a standard deviation (3, H, W) as a heat map at a position of a panel, with its colour bar on the right."""
-    levels = std.mean(0).numpy() * 255
-    top = max(np.percentile(levels, 99.5), 0.1)  # a few bright pixels would make the rest black
-    colours = matplotlib.colormaps["inferno"]
-    heat = Image.fromarray(colours(levels / top, bytes=True)[..., :3])
-    drawn.paste(_resized(heat, height), place)
-    x, y = place[0] + WIDTH + GAP // 2, place[1]
-    ramp = np.linspace(1, 0, height)[:, None].repeat(18, 1)
-    drawn.paste(Image.fromarray(colours(ramp, bytes=True)[..., :3]), (x, y))
-    draw = ImageDraw.Draw(drawn)
-    for share, anchor in ((1.0, "la"), (0.5, "lm"), (0.0, "ld")):
-        draw.text((x + 24, y + (1 - share) * (height - 1)), f"{share * top:.3g}", "black", _font(18), anchor)
-
-
-def _resized(image: Image.Image, height: int) -> Image.Image:
-    """Resize to the width of a panel's images; enlarged pixels keep sharp edges."""
-    filter_ = Image.Resampling.NEAREST if image.width < WIDTH else Image.Resampling.LANCZOS
-    return image.resize((WIDTH, height), filter_)
-
-
-@cache
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which comes with matplotlib and has Latin, Greek and Cyrillic letters."""
-    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
+def _heat_map(std: np.ndarray) -> tuple[Image.Image, str]:
+    """A standard deviation (H, W) in colours, and the value of the brightest."""
+    brightest = max(np.percentile(std, 99.5), 1e-3)  # a few bright pixels would make the rest black
+    colours = matplotlib.colormaps["inferno"](std / brightest, bytes=True)[..., :3]
+    return Image.fromarray(colours), f"brightest: {255 * brightest:.3g} of 255 levels"

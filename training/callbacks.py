@@ -333,7 +333,7 @@ class Scores(Callback):
         columns["sharp"] = batch["sharp"]
         path = Path(trainer.default_root_dir) / "panels" / f"step_{trainer.global_step}_{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        panel({label: [images[0]] for label, images in columns.items()}, path, [name])
+        panel({label: [images[0]] for label, images in columns.items()}, path)
         for logger in loggers:
             key, step = f"val/panel_{number}", trainer.global_step
             if isinstance(logger, TensorBoardLogger):

@@ -36,5 +36,5 @@ def test_a_comparison_shows_the_whole_reduced_and_what_changed_most_at_full_size
     rows = drawn[0].unfold(1, DETAIL_SIDE, 1)
     for wanted in ((torch.arange(DETAIL_SIDE) + 0.5) / DETAIL_SIDE, image[0, 0, -DETAIL_SIDE:]):
         assert ((rows - wanted).abs().amax(-1) < 0.01).any()
-    heights = [round(plots.WIDTH * part / DETAIL_SIDE) for part in (height * DETAIL_SIDE // width, height)]
-    assert drawn.shape[1] == plots.TITLE + sum(heights) + 2 * plots.CAPTION
+    heights = [round(plots.IMAGE_WIDTH * part / DETAIL_SIDE) for part in (height * DETAIL_SIDE // width, height)]
+    assert drawn.shape[1] == sum(heights) + 3 * plots.TEXT_HEIGHT

@@ -187,11 +187,10 @@ def test_tensorboard_by_one_line(run_folder):
     log = accumulator.EventAccumulator(str(events.parent)).Reload()
     assert {"train/loss", "val/psnr", "grad_norm/denoiser"} <= set(log.Tags()["scalars"])
     assert set(log.Tags()["images"]) == {"val/panel_0"}
-    # What the panel shows, in its columns: those after the mean are shifted by the deviation's colour bar.
     shown = images.read("run/panels/step_3_0.png") * 255
-    left, top, height = plots.GAP + plots.NAME, plots.TITLE, round(plots.WIDTH * 40 / 44)
-    starts = [left + at * (plots.WIDTH + plots.GAP) for at in range(6)]
-    blurry, _, *samples, mean = (shown[:, top : top + height, x : x + plots.WIDTH] for x in starts)
+    top, width, height = plots.TEXT_HEIGHT, plots.IMAGE_WIDTH, round(plots.IMAGE_WIDTH * 40 / 44)
+    starts = [plots.GAP + column * (width + plots.GAP) for column in range(6)]
+    blurry, _, *samples, mean = (shown[:, top : top + height, x : x + width] for x in starts)
     assert (torch.stack(samples).mean(0) - mean).abs().max() < 2.5  # roundings, of what is resized and of files
     assert all((one - mean).abs().max() > 5 for one in (blurry, *samples))
 
