@@ -69,9 +69,9 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     narrow = torch.maximum(_least(blocks, UPRIGHT), _least(blocks, LYING)) == 1
     inside = torch.where(inside.flatten(1).any(1).view(-1, 1, 1, 1), inside, narrow)
     whole = interpolate(inside.float(), scale_factor=BLOCK)[..., : grey.shape[-2], : grey.shape[-1]]
-    defocused = (is_sharp.float().mean((1, 2, 3)) > SMALLEST_SHARP_SHARE) & (
-        _direction(grey, whole) < DIRECTION_OF_MOTION
-    )
+    counted = torch.ones_like(blocks) if visible is None else _in_blocks(visible.float())
+    sharp_share = (is_sharp * counted).sum((1, 2, 3)) / counted.sum((1, 2, 3))  # no number where all is hidden
+    defocused = (sharp_share > SMALLEST_SHARP_SHARE) & (_direction(grey, whole) < DIRECTION_OF_MOTION)
     defocused &= _direction(mean_change, whole) < DIRECTION_OF_MOTION
     share = torch.where(defocused.view(-1, 1, 1, 1), 0.0, share)
     streaks = [_draws_streaks(*one) for one in zip(grey.split(1), lights, strict=True)]
@@ -89,12 +89,17 @@ def _root_mean(squares: Tensor, visible: Tensor | None) -> Tensor:
 
 def _around(values: Tensor) -> Tensor:
     """The Gaussian mean around each block of BLOCK x BLOCK pixels."""
-    blocks = avg_pool2d(values, BLOCK, ceil_mode=True, count_include_pad=False)
+    blocks = _in_blocks(values)
     half = math.ceil(2 * SURROUNDINGS / BLOCK)
     kernel = gaussian(2 * half + 1, std=SURROUNDINGS / BLOCK).to(blocks)
     kernel = kernel / kernel.sum()
     across = conv2d(pad(blocks, (half, half, 0, 0), mode="replicate"), kernel.view(1, 1, 1, -1))
     return conv2d(pad(across, (0, 0, half, half), mode="replicate"), kernel.view(1, 1, -1, 1))
+
+
+def _in_blocks(values: Tensor) -> Tensor:
+    """The mean of each block of BLOCK x BLOCK pixels."""
+    return avg_pool2d(values, BLOCK, ceil_mode=True, count_include_pad=False)
 
 
 def _without_specks(blocks: Tensor) -> Tensor:
@@ -244,8 +249,8 @@ def _relative_detail(grey: Tensor, share: Tensor = EVERYWHERE) -> float:
 
 def _detail_and_contrast(grey: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """The fine detail of an image (1, 1, H, W) and its contrast around a pixel, as root means where this share is."""
-    in_blocks = avg_pool2d(share.expand_as(grey), BLOCK, ceil_mode=True, count_include_pad=False)
     contrast = (_around(grey.square()) - _around(grey).square()).clamp_min(0)
+    in_blocks = _in_blocks(share.expand_as(grey))
     return _mean_where(_fine_detail(grey), share).sqrt(), _mean_where(contrast, in_blocks).sqrt()
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import pad
 from torchvision.transforms.functional import gaussian_blur
 
 from deblur.draft import Blurry, Draft, Prediction, kept
@@ -93,8 +94,11 @@ def test_a_background_out_of_focus_is_kept_and_what_moved_before_a_sharp_one_res
     sharp = noise(256, 512)
     soft = gaussian_blur(sharp, [31, 1] if moved else [13, 13], [8.0, 0.01] if moved else [3.0, 3.0])
     blurry = torch.cat([soft[..., :384], sharp[..., 384:]], dim=3)
-    share = restored_share(blurry, predicted(sharp), 2.5)
-    assert (share[..., :300] == 1).all() if moved else not share.any()
+    visible = torch.zeros(1, 1, 256, 2560, dtype=torch.bool)
+    visible[..., :512] = True
+    cut_out = (pad(image, (0, 2048, 0, 0), mode="replicate") for image in (blurry, predicted(sharp)))
+    for share in (restored_share(blurry, predicted(sharp), 2.5), restored_share(*cut_out, 2.5, visible)):
+        assert (share[..., :300] == 1).all() if moved else not share.any()
 
 
 def test_specks_that_look_blurred_are_none():
