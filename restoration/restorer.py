@@ -63,8 +63,8 @@ class Restoration:
 
     photograph: Photograph
     out: DeblurOutput
-    restored: Tensor  # (samples, 3, H, W) in [0, 1], what is written
-    faults: Sequence[str]  # of the sample, in words
+    restored: Sequence[Tensor]  # each sample (3, H, W) in [0, 1], or what is written in its place
+    faults: Sequence[str]  # of the samples, in words
     notes: Sequence[str]  # what is notable in the image, in words
     seconds: float  # its share of the batch's time
 
@@ -225,7 +225,14 @@ class Restorer:
                 continue  # the error, which holds tensors, is gone
             seconds = (time.perf_counter() - start) / len(together)
             for i, photograph in enumerate(together):
-                yield self._with_remarks(photograph, _part(output, i, len(together)), seconds)
+                restoration = self._with_remarks(photograph, _part(output, i, len(together)), seconds)
+                if all(image.isfinite().all() for image in restoration.restored):
+                    yield restoration
+                else:
+                    refused[photograph.path] = (
+                        f"{photograph.path} is not written: its restoration has pixels that are no numbers, the"
+                        " checkpoint may be damaged; --on_fault fallback writes the prediction"
+                    )
             del output  # before the other half is restored
 
     def _run_pipeline(self, photographs: list[Photograph], scale: float, bar: tqdm) -> DeblurOutput:
@@ -266,10 +273,14 @@ class Restorer:
 
     def _with_remarks(self, photograph: Photograph, out: DeblurOutput, seconds: float) -> Restoration:
         start, image, visible = time.perf_counter(), photograph.image, photograph.visible
+        [prediction], restored, found = out.predictions, list(out.images), []
         is_drawn = self.settings.blend > 0 and bool(out.share.any())
-        found = faults(out.images[0], out.predictions[0], image.pixels, visible) if is_drawn else []
-        is_back = bool(found) and self.options.on_fault == "fallback"
-        restored = out.predictions if is_back else out.images
+        files = photograph.names.restored(len(restored))
+        for k, file in enumerate(files if is_drawn else []):
+            sentences = faults(restored[k], prediction, image.pixels, visible)
+            found += sentences if len(files) == 1 else [f"{file.name}: {sentence}" for sentence in sentences]
+            if sentences and self.options.on_fault == "fallback":
+                restored[k] = prediction
         noted = notes(image, visible, out, restored[0], photograph.names.target.suffix, self.mask is not None)
         if self.is_for_photographs and looks_like_text(image.values):
             noted.append("looks like a page of text, for which --checkpoint text is made")

@@ -311,3 +311,33 @@ def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, c
     run(*command, tmp_path / "back", "--on_fault", "fallback")
     assert "the prediction is written" in capsys.readouterr().err
     assert torch.equal(images.read(tmp_path / "back" / "noise.png"), images.read(tmp_path / "noise.png"))
+
+
+def test_each_of_several_samples_is_warned_of_and_replaced_by_itself(tmp_path, capsys):
+    images.write(tmp_path / "a.png", torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0)))
+    tiny_pipeline(IdentityPredictor(), residual_scale=0.08).save_pretrained(tmp_path / "checkpoint")
+    command = [tmp_path / "a.png", "--checkpoint", tmp_path / "checkpoint", "--num_samples", "4", "--precision", "fp32"]
+    run(*command, "--output", tmp_path / "warned")
+    faulty = set(re.findall(r"a_\d\.png(?=: the sample is less sharp)", capsys.readouterr().err))
+    assert faulty == {"a_1.png", "a_2.png"}
+    for said in ("wrote 1 of 1", "all 1 done before"):
+        run(*command, "--output", tmp_path / "back", "--on_fault", "fallback")
+        assert said in capsys.readouterr().out
+    warned, back = restored(tmp_path / "warned"), restored(tmp_path / "back")
+    assert warned.keys() == back.keys() == {f"a_{k}.png" for k in range(4)}
+    assert {name for name in back if back[name] != warned[name]} == faulty
+    assert all(torch.equal(images.read(tmp_path / "back" / name), images.read(tmp_path / "a.png")) for name in faulty)
+
+
+def test_an_image_whose_sample_is_no_numbers_is_refused_whole_and_the_next_one_restored(photos, tmp_path, capsys):
+    pipeline = tiny_pipeline()
+    torch.nn.init.constant_(pipeline.denoiser.unet.head.bias, float("nan"))
+    pipeline.save_pretrained(tmp_path / "checkpoint")
+    command = [photos, "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "out", "--num_samples", "2"]
+    assert run(*command) == 1
+    said = capsys.readouterr()
+    assert said.err.count("is not written: its restoration has pixels that are no numbers") == 3
+    assert "wrote 0 of 3" in said.out
+    assert restored(tmp_path / "out") == {}
+    assert run(*command, "--on_fault", "fallback") == 0
+    assert len(restored(tmp_path / "out")) == 6
