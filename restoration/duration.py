@@ -74,9 +74,10 @@ def sizes(work: Iterable[tuple[Path, Names]]) -> Iterator[Sized]:
     """The images with their sizes; a file that is no image is reported when it is restored."""
     for path, names in work:
         try:
-            yield path, names, *header_size(path)
+            width, height = header_size(path)
         except (ImageError, OSError):
             continue
+        yield path, names, height, width
 
 
 def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> Duration:

@@ -7,24 +7,30 @@ from deblur.data.files import images
 from deblur.data.files.images import ImageFile
 from deblur.draft import DeblurOutput
 from deblur.image_processor import with_hidden_filled
-from deblur.keep_sharp import has_streaks, is_shaken, lacks_detail, restored_amount, stays_blurred
+from deblur.keep_sharp import has_streaks, is_shaken, lacks_detail, stays_blurred
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 RESTORED_WHOLLY = 0.95  # share of an image from which on nothing is said of the rest
 
 
 def notes(
-    image: ImageFile, visible: Tensor | None, out: DeblurOutput, restored: Tensor, suffix: str, is_masked: bool
+    image: ImageFile,
+    visible: Tensor | None,
+    amount: float,
+    out: DeblurOutput,
+    restored: Tensor,
+    suffix: str,
+    is_masked: bool,
 ) -> list[str]:
     """What is notable in one restored image, apart from what is wrong with it.
 
     Args:
         image, visible: as it was read, and what of it is not transparent, (1, 1, H, W) of bool; None: all.
+        amount: how much of it is restored, by `restored_amount`.
         out, restored: of that image alone, and what of it is written, (3, H, W) in [0, 1].
         suffix: of the file that it is written to.
         is_masked: whether a mask says what is restored.
     """
-    amount = restored_amount(out.share.cpu(), visible)
     height, width = image.pixels.shape[-2:]
     filled = with_hidden_filled(image.values[None], visible)[0]
     found = [*image.remarks, *images.remarks_on(image, suffix), *scale_remarks(out.scale, height, width, amount)]

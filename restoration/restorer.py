@@ -64,6 +64,7 @@ class Restoration:
     photograph: Photograph
     out: DeblurOutput
     restored: Sequence[Tensor]  # each sample (3, H, W) in [0, 1], or what is written in its place
+    amount: float  # how much is restored, by `restored_amount`
     faults: Sequence[str]  # of the samples, in words
     notes: Sequence[str]  # what is notable in the image, in words
     seconds: float  # its share of the batch's time
@@ -281,10 +282,12 @@ class Restorer:
             found += sentences if len(files) == 1 else [f"{file.name}: {sentence}" for sentence in sentences]
             if sentences and self.options.on_fault == "fallback":
                 restored[k] = prediction
-        noted = notes(image, visible, out, restored[0], photograph.names.target.suffix, self.mask is not None)
+        amount = restored_amount(out.share.cpu(), visible)
+        suffix = photograph.names.target.suffix
+        noted = notes(image, visible, amount, out, restored[0], suffix, self.mask is not None)
         if self.is_for_photographs and looks_like_text(image.values):
             noted.append("looks like a page of text, for which --checkpoint text is made")
-        return Restoration(photograph, out, restored, found, noted, seconds + time.perf_counter() - start)
+        return Restoration(photograph, out, restored, amount, found, noted, seconds + time.perf_counter() - start)
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:
         """Write one restoration. Returns its files, and the other fields of the manifest's entry."""
@@ -306,8 +309,7 @@ class Restorer:
             write_before_and_after(written[-1], photograph.image.values, restoration.restored[0], prediction)
         seconds = round(restoration.seconds + time.perf_counter() - start, 3)
         found = {"tiles": out.tiles, "seconds": seconds, "faults": list(restoration.faults)}
-        amount = restored_amount(out.share.cpu(), photograph.visible)
-        found |= {"working_scale": out.scale, "restored_share": round(amount, 4)}
+        found |= {"working_scale": out.scale, "restored_share": round(restoration.amount, 4)}
         return written, self._found | self.facts | found | whites
 
 
@@ -333,15 +335,15 @@ def batches(work: Sequence[tuple[Path, Names]], size: int | None) -> Iterator[li
     if size == 1:
         yield from ([pair] for pair in work)
         return
-    groups: dict[tuple[int, int], list] = {}
+    groups: dict[tuple[int, int], list] = {}  # by width and height
     for path, names in ProgressBar(work, "sizes", delay=2, leave=False):
         try:
             shape = header_size(path)
         except ImageError:  # to be refused when it is read
             shape = (PIXELS_AT_ONCE, 1)
         groups.setdefault(shape, []).append((path, names))
-    for (height, width), group in groups.items():
-        count = size or max(1, min(IMAGES_AT_ONCE, PIXELS_AT_ONCE // (height * width)))
+    for (width, height), group in groups.items():
+        count = size or max(1, min(IMAGES_AT_ONCE, PIXELS_AT_ONCE // (width * height)))
         yield from (group[i : i + count] for i in range(0, len(group), count))
 
 

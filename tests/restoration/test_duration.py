@@ -50,10 +50,12 @@ def tick(monkeypatch, seconds=1.0):
 def test_the_expected_time_is_that_of_the_scale_that_is_found(
     tmp_path, monkeypatch, searched, options, pixels, searches, longest
 ):
-    sized = []
+    work = []
     for name, size in (("small", (30, 40)), ("large", (60, 96)), ("other", (60, 96))):
         images.write(tmp_path / f"{name}.png", torch.rand(3, *size))
-        sized.append((tmp_path / f"{name}.png", Names.of(tmp_path / "out.png"), *size))
+        work.append((tmp_path / f"{name}.png", Names.of(tmp_path / "out.png")))
+    sized = list(duration.sizes(work))
+    assert [one[2:] for one in sized] == [(30, 40), (60, 96), (60, 96)]
     restorer = Restorer(Options("", searched, device="cpu", **options), {})
     tick(monkeypatch)
     piece = 60 * 96 if searches else 30 * 40  # the first image that is large, whole

@@ -19,6 +19,7 @@ from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageFile
 from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
 from deblur.image_processor import visible_pixels
+from deblur.keep_sharp import restored_amount
 from deblur.restoration.outputs import Names, named
 from deblur.restoration.remarks import faults, notes
 from deblur.settings import SamplingSettings
@@ -133,7 +134,8 @@ class Result:
         """Find what is notable, and what is wrong."""
         output, image, visible = self.output(self.kinds[-1]), self.photo.image, self.photo.visible
         suffix = PurePath(self.file_name(self.kinds[-1])).suffix
-        self.notes = notes(image, visible, output, output.images[0], suffix, self.mask is not None)
+        amount = restored_amount(output.share.cpu(), visible)
+        self.notes = notes(image, visible, amount, output, output.images[0], suffix, self.mask is not None)
         if len(self.kinds) > 1 and self.settings.blend > 0 and output.share.any():
             self.faults = faults(output.images[0], output.predictions[0], image.pixels, visible)
 
