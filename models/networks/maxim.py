@@ -380,10 +380,10 @@ class Maxim(Predictor):
         multiple = MULTIPLE * reduction
         top, left = (-height % multiple // 2, -width % multiple // 2)
         whole = padded(blurry, multiple)
-        small = rescaled(whole, 1 / reduction)
+        small = reduced(whole, reduction)
         images, log_size = self._estimates(small, stages or self.stages)
         if reduction > 1:
-            images = [whole + rescaled(image - small, reduction) for image in images]
+            images = [whole + enlarged(image - small, reduction) for image in images]
         inside = ..., slice(top, top + height), slice(left, left + width)
         return [image[inside] for image in images], None if log_size is None else log_size[inside]
 
@@ -482,8 +482,30 @@ def padded(image: Tensor, multiple: int = MULTIPLE) -> Tensor:
     return reflected(image, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
 
 
-def rescaled(image: Tensor, factor: float) -> Tensor:
-    """(N, C, H, W) in float32, larger or smaller by a factor: bicubic, without aliasing."""
+def reduced(image: Tensor, factor: int) -> Tensor:
+    """(N, C, H, W) in float32, so many times smaller: bicubic, without aliasing; H and W are multiples of the factor.
+
+    As `F.interpolate(mode="bicubic", antialias=True)`, of which OpenVINO leaves out the part against aliasing.
+    """
     if factor == 1:
         return image
-    return F.interpolate(image.float(), scale_factor=factor, mode="bicubic", antialias=factor < 1, align_corners=False)
+    places = torch.arange(-2 * factor, 3 * factor, device=image.device)
+    distances = ((places + 0.5) / factor - 0.5).abs()  # from the middle of the new pixel, in new pixels
+    weights = cubic(distances)
+    kernel = torch.outer(weights, weights).expand(image.shape[1], 1, -1, -1)
+    sums = F.conv2d(image.float(), kernel, stride=factor, padding=2 * factor, groups=image.shape[1])
+    # Beyond the edges there are no pixels: the weights inside are made to add up to 1.
+    inside = torch.ones_like(image[:, :1], dtype=torch.float32)
+    return sums / F.conv2d(inside, kernel[:1], stride=factor, padding=2 * factor)
+
+
+def cubic(distances: Tensor) -> Tensor:
+    """Keys' cubic of parameter -0.5 (IEEE Trans. ASSP 29(6), 1981, eq. 4)."""
+    near = 1.5 * distances**3 - 2.5 * distances**2 + 1
+    far = -0.5 * distances**3 + 2.5 * distances**2 - 4 * distances + 2
+    return torch.where(distances < 1, near, torch.where(distances < 2, far, 0.0))
+
+
+def enlarged(image: Tensor, factor: int) -> Tensor:
+    """(N, C, H, W) in float32, so many times larger: bicubic."""
+    return F.interpolate(image.float(), scale_factor=factor, mode="bicubic", align_corners=False)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from deblur.hub import CheckpointError
+from deblur.models.networks.maxim import enlarged, reduced
 from deblur.models.networks.u2net import RSU
 from deblur.onnx import files as onnx_files
 from deblur.onnx.files import read_facts
@@ -44,6 +45,26 @@ def test_a_graph_of_pooling_that_rounds_up_takes_any_size_as_it_is(tmp_path):
             blurry = image(height, width)
             with torch.no_grad():
                 assert (network(blurry) - block(blurry)).abs().max() < 1e-5
+
+
+class Halves(torch.nn.Module):
+    """Sees the image at half its size, as pretrained/swift does."""
+
+    stride = multiple = 4
+    receptive_field = None
+
+    def forward(self, blurry):
+        small = reduced(blurry, 2)
+        return blurry + enlarged(small.abs() - small, 2)
+
+
+def test_a_network_that_sees_the_image_at_half_its_size(tmp_path, provider):
+    # OpenVINO leaves out what a Resize does against aliasing.
+    (tmp_path / "config.json").write_text("{}")
+    write_network(Halves(), "predictor", tmp_path, "fp32", None)
+    network = OnnxNetwork(tmp_path, "predictor", provider, "fp32")
+    blurry = image(52, 76)
+    assert (network(blurry) - Halves()(blurry)).abs().max() < 1e-5
 
 
 def test_an_export_that_is_not_what_pytorch_gives_is_refused(place, provider):
