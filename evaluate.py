@@ -97,8 +97,15 @@ class Evaluation:
             raise ValueError("--checkpoints needs a --grid: two checkpoints have presets of their own")
         if self.checkpoints and (self.checkpoint or self.outputs or self.save_presets):
             raise ValueError("--checkpoints takes no --checkpoint, --outputs or --save_presets")
+        if self.scores_images_alone and (self.save_presets or self.panel):
+            raise ValueError("--save_presets and --panel need settings of a checkpoint: give --checkpoint, too")
         if self.panel and Path(self.panel).suffix != ".png":
             raise ValueError(f"--panel must name a .png file, got {self.panel}")
+
+    @property
+    def scores_images_alone(self) -> bool:
+        """Whether another program's images are scored, and no checkpoint."""
+        return bool(self.outputs) and not (self.checkpoint or self.grid)
 
     @property
     def metric_names(self) -> set[str]:
@@ -111,7 +118,7 @@ class Evaluation:
         """The checkpoints by the folders of their results, A and B if there are two; None: only images are scored."""
         if self.checkpoints:
             return dict(zip("AB", map(locate, self.checkpoints), strict=True))
-        if self.outputs and not (self.checkpoint or self.grid):
+        if self.scores_images_alone:
             return {"": None}
         return {"": locate(self.checkpoint or PRETRAINED)}
 

@@ -85,6 +85,11 @@ def test_slurm_tasks_that_are_not_by_node_are_one_sentence(place, tmp_path, monk
         ({"outputs": "nowhere"}, "--outputs nowhere does not exist"),
         ({"device": "gpu"}, "--device is one of auto, cpu, cuda, mps, not gpu"),
         ({"limit": 0}, "--limit must be 1 or more"),
+        (
+            {"checkpoint": None, "grid": None, "outputs": ".", "save_presets": True},
+            "--save_presets and --panel need settings of a checkpoint: give --checkpoint, too",
+        ),
+        ({"checkpoint": None, "grid": None, "outputs": ".", "panel": "a.png"}, "and --panel need settings of a"),
         ({"panel": "panel"}, "--panel must name a .png file"),
         ({"panel": "/dev/null/panel.png"}, "give another --panel"),
         ({"output": "/dev/null/out"}, "cannot write into the folder /dev/null/out:"),
