@@ -195,3 +195,13 @@ def test_prose_stays_within_120_columns():
         for line in prose.splitlines():
             free = line.lstrip().startswith("|") or "://" in line  # tables and addresses
             assert free or len(line) <= 120, f"{path.relative_to(ROOT)}: {line}"
+
+
+def test_the_help_of_a_module_names_a_command_that_runs_it():
+    found = 0
+    for path in (path for path in PYTHON if path.is_relative_to(ROOT / "tools")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".command")
+        for script in re.findall(r'\b(?:call\(\w+, \w+, |make_parser\()"(.+?)"', path.read_text()):
+            assert script == f"-m {module}"
+            found += 1
+    assert found > 8

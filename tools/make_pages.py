@@ -138,7 +138,7 @@ def make(
 
 def main(args: list[str] | None = None) -> None:
     """The command line."""
-    call(make, args, "tools.make_pages", __doc__, nargs="+")
+    call(make, args, "-m tools.make_pages", nargs="+")
 
 
 if __name__ == "__main__":
