@@ -1,16 +1,20 @@
 """What the pages say of the program's words, and that they lead to their explanation."""
 
+import json
 import re
 from dataclasses import fields
 
+import pytest
 import yaml
 
 import app
 import sample
 from deblur.data.files.formats import MOST_METADATA, MOST_PIXELS
 from deblur.data.files.kinds import KINDS
+from deblur.hub import SHIPPED
+from deblur.settings import SamplingSettings
 from tests.conftest import ROOT
-from tests.documented import PAGES
+from tests.documented import CARDS, PAGES
 
 
 def test_every_page_links_to_the_glossary_which_explains_words_of_the_program():
@@ -44,3 +48,24 @@ def test_the_citation_and_the_security_page_say_what_the_program_has():
     assert set(re.findall(r"--(\w+)", security)) - {"require"} <= flags | {"hashes"}
     assert f"limited to {MOST_METADATA >> 20} MiB, an image to {MOST_PIXELS / 1e6:.0f} megapixels" in security
     assert all(name.lower() in security.lower() for name in KINDS)
+
+
+def test_the_commands_of_a_card_name_its_checkpoint():
+    for card in CARDS:
+        commands = re.findall(r"^python sample\.py .*", card.read_text(), re.MULTILINE)
+        assert commands
+        assert all(re.search(rf"--checkpoint {card.parent.name}\b", line) for line in commands), commands
+
+
+TABLES = [(card, card.parent.name) for card in CARDS] + [(ROOT / "tools/benchmarks/results/scores.md", "lite")]
+
+
+@pytest.mark.parametrize(("page", "checkpoint"), TABLES, ids=[f"{page.parent.name}" for page, _ in TABLES])
+def test_a_table_has_the_settings_of_the_presets_that_it_names(page, checkpoint):
+    presets = json.loads((SHIPPED / checkpoint / "model_index.json").read_text())["presets"]
+    for name, told in re.findall(r"^\| preset (\w+) \((.+?)\)", page.read_text(), re.MULTILINE):
+        stored = SamplingSettings(**presets[name])
+        words = [f"{stored.steps} step{'s' * (stored.steps > 1)}"]
+        words += [f"blend {stored.blend:g}"] * (stored.blend != 1)
+        words += [f"keep_sharp {stored.keep_sharp:g}"] * (stored.keep_sharp != 0)
+        assert told == ", ".join(words), name

@@ -15,6 +15,7 @@ from deblur.data.files.metadata import SOURCE
 from deblur.evaluation.grid import NOISED, SHARPENED, STRENGTHS, read_grid
 from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from deblur.evaluation.statistics import RESAMPLES
+from deblur.hub import WAYS
 from deblur.models.losses import Objective
 from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OPSET
 from deblur.restoration.maps import BRIGHTEST_PERCENTILE
@@ -101,9 +102,14 @@ def ranges(kind):
     return f"`{kind.__name__}` " + ", ".join(f"{name} {least:g} to {most:g}" for name, (least, most) in drawn.items())
 
 
+MINUTES = {60: "a minute", 120: "two minutes", 600: "ten minutes"}
+BEST, FAST, SWIFT = (MINUTES.get(way.longest) for way in WAYS[:3])  # the longest time of each way
 CPU = torch.device("cpu")
 PER_MEGAPIXEL = (allowed_memory(None, 2 * CPU_PIXELS, CPU) - allowed_memory(None, CPU_PIXELS, CPU)) / CPU_PIXELS / 1e3
 SENTENCES = {
+    "pretrained/maxim/README.md": [f"where it takes less than about {BEST}, if need be with the preset fast"],
+    "pretrained/swift/README.md": [f"where `maxim` would need more than {FAST}"],
+    "pretrained/lite/README.md": [f"where `swift` would take more than {SWIFT}"],
     "docs/sampling.md": [
         f"on a CPU is {CPU_MEMORY:g}, plus {PER_MEGAPIXEL:.3f} for each megapixel above {CPU_PIXELS / 1e6:g},",
         f"it is {'half' if SHARE_OF_FREE_MEMORY == 0.5 else '?'} of the free memory",
