@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import jinja2
 from PIL import Image
@@ -19,11 +19,10 @@ from deblur.draft import Blurry
 from deblur.evaluation import controls
 from deblur.evaluation.grid import BLURRY, PREDICTOR, Row
 from deblur.evaluation.journal import Facts
-from deblur.evaluation.metrics import Metric
 from deblur.evaluation.plots import curve, panel
 from deblur.evaluation.results import Change, signed
 from deblur.evaluation.scoring import ImagePair, Plan, steps_of
-from deblur.evaluation.summary import Example, RowSummary, Summary, choose_examples
+from deblur.evaluation.summary import Example, Summary, choose_examples
 from deblur.hub import name_of
 from deblur.pipeline import Area
 from deblur.progress import ProgressBar, counted
@@ -31,7 +30,6 @@ from deblur.storage import replacing
 
 PANEL_SAMPLES = 4
 PANEL_IMAGES = 2
-JPEG_QUALITY = 90  # of the page's images
 
 Evaluations: TypeAlias = "Mapping[str, tuple[Summary, Sequence[Example]]]"
 
@@ -116,12 +114,15 @@ def write_report(
     with replacing(folder / "pareto.png") as part:
         curve({letter: summary for letter, (summary, _) in evaluations.items()}).savefig(part)
     summary, _ = next(iter(evaluations.values()))
-    facts, preset = dict(summary.facts), summary.presets.get("balanced")
+    facts, entries = dict(summary.facts), _entries(evaluations)
+    shown = {"examples": entries, "first": None, "left": "A, restored", "right": "B, restored"}
+    shown["images"] = {file: _jpeg(folder / file) for entry in entries for file in entry["files"].values()}
     if changes is None:
         title = "Evaluation of " + (name_of(facts["checkpoint"]["name"]) if facts.get("checkpoint") else "images")
-        sides, first = ("blurry", "restored"), preset and preset.label
+        preset = summary.presets.get("balanced")
+        shown |= {"first": preset and preset.label, "left": "blurry", "right": "restored"}
     else:
-        title, sides, first = "A and B compared", ("A, restored", "B, restored"), None
+        title = "A and B compared"
         facts["checkpoint"] = {
             letter: name_of(own.facts["checkpoint"]["name"]) for letter, (own, _) in evaluations.items()
         }
@@ -132,15 +133,15 @@ def write_report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["listed"] = _listed
+    templates.filters |= {"listed": _listed, "signed": signed}
     page = templates.get_template("report.html").render(
         title=title,
         facts=facts,
         summary=summary,
         changes=changes,
         curve=base64.b64encode((folder / "pareto.png").read_bytes()).decode(),
-        shown=_shown(_entries(evaluations), folder, first) | dict(zip(("left", "right"), sides, strict=True)),
-        rows=_score_rows(summary) if changes is None else _change_rows(summary, changes),
+        shown=shown,
+        infinity=math.inf,
         overview=_overview(evaluations),
         worsened=list(summary.worsened.itertuples(name=None)) if changes is None else [],
         recipes=controls.RECIPES | {"perceptual": controls.VERDICT_RECIPE},
@@ -180,107 +181,22 @@ def _place(letter: str, file: str) -> str:
 
 
 def _entries(evaluations: Evaluations) -> list[dict]:
-    """The groups of images that the slider shows, as files by kind, and what is said about each."""
+    """What the slider shows of each setting and image: files by kind, and what is said about them."""
     entries: dict[tuple[str, str], dict] = {}
     for letter, (summary, examples) in evaluations.items():
+        within = f" in {letter}" if letter else ""
         for example in examples:
-            files = {kind: _place(letter, file) for kind, file in example.files.items()}
-            if letter:
-                files |= {f"{letter}, {kind}": files.pop(kind) for kind in ("predictor", "restored")}
             setting, image = example.row.label, example.image
-            rank = f"{example.rank} in {letter}" if letter else example.rank
+            new = {"setting": setting, "image": image, "ranks": [], "about": [], "files": {}}
+            entry = entries.setdefault((setting, image), new)
             scores = [(summary.metrics[name].column, value) for name, value in example.scores.items()]
             words = ", ".join(f"{column.title} {value:.{column.digits}f}" for column, value in scores)
-            about = f"{image}, the {example.rank} of {setting}{f' in {letter}' if letter else ''}: {words}"
-            new = {"setting": setting, "image": image, "rank": rank, "about": about, "files": files}
-            entry = entries.setdefault((setting, image), new)
-            if entry is not new:
-                entry["rank"] += f", {rank}"
-                entry["about"] += f"; {about}"
-                for kind, file in files.items():  # blurry and sharp are the same in both
-                    entry["files"].setdefault(kind, file)
+            entry["ranks"].append(f"{example.rank}{within}")
+            entry["about"].append(f"the {example.rank} of {setting}{within}: {words}")
+            for kind, file in example.files.items():
+                is_same = not letter or kind in ("blurry", "sharp")  # in both evaluations
+                entry["files"].setdefault(kind if is_same else f"{letter}, {kind}", _place(letter, file))
     return list(entries.values())
-
-
-class Cell(NamedTuple):
-    """A cell of the page's table.
-
-    Attributes:
-        value: what its column is sorted by; empty: it comes last.
-        text: its content.
-        notes: in small print beneath it, each with its class.
-        hint: shown where the pointer rests.
-    """
-
-    value: float | str
-    text: str
-    notes: Sequence[tuple[str, str]] = ()
-    hint: str = ""
-
-
-def _score_rows(summary: Summary) -> list[dict]:
-    """The table's rows of an evaluation; those that are no settings keep their order, before all settings."""
-    rows = []
-    for at, row in enumerate(summary.rows):
-        cells = [Cell(row.images, str(row.images))]
-        cells += [_score_cell(row, name, metric) for name, metric in summary.metrics.items()]
-        cells += [_verdict_cell(row.verdict)] if summary.has_verdicts else []
-        badges = summary.preset_names.get(row.label)
-        rows.append(
-            {
-                "label": row.label,
-                "value": row.label if row.settings else f" {at:03d}",
-                "badges": badges.split(", ") if badges else [],
-                "is_on_front": row in summary.front,
-                "cells": [*cells, Cell(row.seconds, f"{row.seconds:.3f}")],
-            }
-        )
-    return rows
-
-
-def _score_cell(row: RowSummary, name: str, metric: Metric) -> Cell:
-    """A mean with its interval, and the paired difference with its own."""
-    entry, gap, digits = row.estimates.get(name), row.differences.get(name), metric.column.digits
-    missing = row.missing.get(name)
-    if entry is None:
-        return Cell("", "–", hint=missing or metric.reason or "no value for this row")
-    if math.isinf(entry.mean):
-        return Cell("Infinity", "∞", [("", missing)] if missing else [])
-    notes = []
-    if entry.low is not None:
-        notes.append(("interval", f"{entry.low:.{digits}f} to {entry.high:.{digits}f}"))
-    if gap is not None and math.isfinite(gap.mean):
-        notes.append(("difference", signed(gap, digits)))
-    if missing:
-        notes.append(("", missing))
-    return Cell(entry.mean, f"{entry.mean:.{digits}f}", notes)
-
-
-def _verdict_cell(verdict: controls.Verdict | None) -> Cell:
-    """Whether a setting is perceptual, and its LPIPS minus that of each control."""
-    if verdict is None:
-        return Cell("", "")
-    notes = [("", verdict.missing)] if verdict.missing else []
-    notes += [("", f"{control} {signed(gap, 4)}") for control, gap in verdict.differences.items()]
-    order = {"yes": 0, "unclear": 1, "no": 2, "unknown": ""}
-    return Cell(order[verdict.perceptual], verdict.perceptual, notes)
-
-
-def _change_rows(summary: Summary, changes: Mapping[str, Mapping[str, Change]]) -> list[dict]:
-    """The table's rows of two evaluations."""
-    rows = []
-    for setting, own in changes.items():
-        images = max(change.estimate.n for change in own.values())
-        cells = [Cell(images, str(images))]
-        for name, metric in summary.metrics.items():
-            change, digits = own.get(name), metric.column.digits
-            if change is None:
-                cells.append(Cell("", ""))
-                continue
-            means = f"{change.a:.{digits}f} to {change.b:.{digits}f}"
-            cells.append(Cell(change.estimate.mean, signed(change.estimate, digits), [("", means)]))
-        rows.append({"label": setting, "value": setting, "badges": [], "is_on_front": False, "cells": cells})
-    return rows
 
 
 def _listed(value: Facts) -> str:
@@ -288,23 +204,9 @@ def _listed(value: Facts) -> str:
     return ", ".join(f"{key} {fact}" for key, fact in value.items() if fact is not None)
 
 
-def _shown(entries: Sequence[dict], folder: Path, first: str | None) -> dict:
-    """Data for the page's script: the images as JPEG, the entries that use them, and the setting to show first."""
-    files = list(dict.fromkeys(file for entry in entries for file in entry["files"].values()))
-    examples = []
-    for entry in entries:
-        with Image.open(folder / next(iter(entry["files"].values())), formats=["PNG"]) as image:
-            size = {"width": image.width, "height": image.height}
-        examples.append(entry | size | {"files": {kind: files.index(f) for kind, f in entry["files"].items()}})
-    uris = ["data:image/jpeg;base64," + base64.b64encode(_jpeg(folder / file)).decode() for file in files]
-    settings = [entry["setting"] for entry in entries]
-    if first not in settings:
-        first = next(iter(settings), None)
-    return {"images": uris, "files": files, "examples": examples, "first": first, "quality": JPEG_QUALITY}
-
-
-def _jpeg(path: Path) -> bytes:
+def _jpeg(path: Path) -> str:
+    """An image as JPEG in a data URI."""
     buffer = io.BytesIO()
     with Image.open(path, formats=["PNG"]) as image:
-        image.convert("RGB").save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-    return buffer.getvalue()
+        image.convert("RGB").save(buffer, "JPEG", quality=90, subsampling=0)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -41,11 +41,8 @@
     b.alt = right.value + " of " + entry.image;
     byId("tag-a").textContent = left.value;
     byId("tag-b").textContent = right.value;
-    byId("about").textContent = entry.about;
-    view.style.aspectRatio = entry.width + " / " + entry.height;
-    view.style.maxWidth = where.style.maxWidth = "calc(80vh * " + entry.width / entry.height + ")";
+    byId("about").textContent = entry.image + ", " + entry.about.join("; ");
     split();
-    place();
   }
   function chooseExample() {
     var kinds = Object.keys(data.examples[Number(example.value)].files).map(function (kind) { return [kind, kind]; });
@@ -56,7 +53,7 @@
   function chooseSetting() {
     var options = [];
     data.examples.forEach(function (entry, index) {
-      if (entry.setting === setting.value) { options.push([index, entry.rank + ": " + entry.image]); }
+      if (entry.setting === setting.value) { options.push([index, entry.ranks.join(", ") + ": " + entry.image]); }
     });
     fill(example, options);
     chooseExample();
@@ -70,7 +67,11 @@
   left.addEventListener("change", show);
   right.addEventListener("change", show);
   where.addEventListener("input", split);
-  a.addEventListener("load", place);
+  a.addEventListener("load", function () {
+    view.style.aspectRatio = a.naturalWidth + " / " + a.naturalHeight;
+    view.style.maxWidth = where.style.maxWidth = "calc(80vh * " + a.naturalWidth / a.naturalHeight + ")";
+    place();
+  });
   window.addEventListener("resize", place);
   byId("in").addEventListener("click", function () { zoomTo(zoom * 2); });
   byId("out").addEventListener("click", function () { zoomTo(zoom / 2); });

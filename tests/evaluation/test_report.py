@@ -235,9 +235,9 @@ def test_of_two_evaluations_the_strip_at_the_top_has_each_one_s_own_images(tmp_p
     page = (tmp_path / "report.html").read_text()
     shown = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])["images"]
     found = {}
-    for index, title in re.findall(r'<figure><img data-image="(\d+)" alt="(.*?)">', page)[1:-1]:
+    for file, title in re.findall(r'<figure><img data-image="(.*?)" alt="(.*?)">', page)[1:-1]:
         letter, label = re.fullmatch(r"([AB]), best by .*?: (.*)", html.unescape(title)).groups()
-        with Image.open(io.BytesIO(base64.b64decode(shown[int(index)].partition(",")[2]))) as image:
+        with Image.open(io.BytesIO(base64.b64decode(shown[file].partition(",")[2]))) as image:
             found[letter, label] = image.getpixel((8, 8))[0]
     assert len(found) == 4
     assert found == pytest.approx(levels, abs=1)
