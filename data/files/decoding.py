@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from pillow_heif import HeifImage
 
 from deblur.data.files import colour, metadata, tiff
-from deblur.data.files.colour import Colour
+from deblur.data.files.colour import Codes
 from deblur.data.files.formats import bounded_exif, format_of, opened, primary_image
 from deblur.data.files.image_file import Density, ImageFile
 from deblur.data.files.kinds import KINDS, READ_SUFFIXES
@@ -88,10 +88,9 @@ def _read_tiff(path: Path) -> ImageFile:
     page = tiff.read(path)
     if page.colours is None:
         raster = _read_pillow(path, page.number, page.remarks)
-    else:
-        raster = _raster((page.colours, page.alpha, page.extra), page.exif, page.xmp, page.remarks, is_tiff=True)
-        raster = replace(raster, icc=page.icc, associated=page.associated)
-    return replace(raster, colour=None if raster.icc else page.colour)
+        return raster if INKS in raster.remarks else replace(raster, icc=page.icc)
+    raster = _raster((page.colours, page.alpha, page.extra), page.exif, page.xmp, page.remarks, is_tiff=True)
+    return replace(raster, icc=page.icc, associated=page.associated)
 
 
 def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> ImageFile:
@@ -104,7 +103,6 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
         remarks += _remarks_on(image, page)
         profile, xmp, density = told.get("icc_profile"), told.get("xmp"), Density.of_info(told)
         primary = primary_image(path) if name in ("AVIF", "HEIF") else None
-        colours, icc, more = _colour(path, name, None if has_inks else profile, primary)
         tables = image.quantization if name == "JPEG" else None
         array = _by_other_decoders(path, image, has_16_bits, primary)
         if array is None:
@@ -116,11 +114,12 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
                 metadata.turn(exif)
                 density = density and density.turned()
         planes = array[..., None] if array.ndim == 2 else array
+        codes, icc, more = _colour(path, name, None if has_inks else profile, primary, planes.shape[-1] < 3)
         parts = (planes[..., :-1], planes[..., -1:], None) if planes.shape[-1] in (2, 4) else (planes, None, None)
         raster = _raster(parts, exif, xmp, remarks + more, name == "TIFF", density)
         if name == "JPEG" and "mp" in told and not raster.remarks:
             raster = replace(raster, remarks=(tiff.SEVERAL_FRAMES,))
-        return replace(raster, icc=icc, colour=colours, quantisation=tables)
+        return replace(raster, icc=icc, codes=codes, quantisation=tables)
 
 
 def _remarks_on(image: Image.Image, page: int) -> tuple[str, ...]:
@@ -153,24 +152,16 @@ def _by_other_decoders(
 
 
 def _colour(
-    path: Path, name: str, icc: bytes | None, primary: HeifImage | None
-) -> tuple[Colour | None, bytes | None, tuple[str, ...]]:
-    """What a file says about its colours other than by its profile, or else the profile; and remarks.
-
-    A profile counts first, but for code points beside it in a PNG.
-    """
+    path: Path, name: str, icc: bytes | None, primary: HeifImage | None, grey: bool
+) -> tuple[Codes | None, bytes | None, tuple[str, ...]]:
+    """The code points or the profile of a file's colours, and remarks. A profile counts first, but in a PNG."""
     if name == "PNG":
-        told = colour.of_png(path)
-        is_first = told is not None and any(kind == b"cICP" for kind, _ in told.chunks)
-        told = told if is_first or icc is None else None
-        return told, None if told and told.codes else icc, ()
+        return *colour.of_png(path, icc, grey), ()
     if name == "BMP":
-        return colour.of_bmp(path)
-    if primary is not None and icc is None:
-        nclx = primary.info.get("nclx_profile")
-        told = colour.of_codes(nclx["color_primaries"], nclx["transfer_characteristics"]) if nclx else None
-        return told, None, ()
-    return None, icc, ()
+        return None, *colour.of_bmp(path, grey)
+    nclx = primary.info.get("nclx_profile") if primary is not None and icc is None else None
+    codes = colour.codes_of(nclx["color_primaries"], nclx["transfer_characteristics"]) if nclx else None
+    return codes, icc, ()
 
 
 def _upright(path: Path, image: Image.Image, inks: bytes | None) -> np.ndarray:

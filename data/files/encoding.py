@@ -27,7 +27,7 @@ SETTINGS = {  # of Pillow's writers; chroma is not subsampled
     "HEIF": {"quality": 75, "chroma": "444"},
 }
 COARSEST_TABLES = JpegPresets.presets["web_high"]["quantization"]  # of luma and chroma, about quality 86
-TELL_CODES = {"AVIF", "HEIF"}  # formats that say their colours by code points
+TELL_CODES = {"AVIF", "HEIF", "PNG"}  # formats that say their colours by code points
 METRE_IN_INCHES = 1 / 0.0254
 JFIF_UNIT = 13  # the byte of a JPEG that says the unit of its density
 PNG_HEADER = 8 + 4 + 4 + 13 + 4  # bytes: signature, then length, kind, data and checksum of IHDR
@@ -35,11 +35,9 @@ PNG_HEADER = 8 + 4 + 4 + 13 + 4  # bytes: signature, then length, kind, data and
 
 def require_tellable(path: Path, like: ImageFile) -> None:
     """ImageError if a format cannot say which colours an image's numbers are, and they cannot be converted."""
-    told, name = like.colour, NAME_OF.get(path.suffix.lower())
-    if told is None or name == "PNG" or (name in TELL_CODES and told.codes):
-        return
-    if told.profile(like.grey) is None:
-        kind = f"HDR ({told.hdr})" if told.hdr else "of a kind that is not known"
+    if like.codes and NAME_OF.get(path.suffix.lower()) not in TELL_CODES and _profile(like) is None:
+        name = colour.hdr_of(like.codes)
+        kind = f"HDR ({name})" if name else "of a kind that is not known"
         raise ImageError(f"{path} cannot say that its colours are {kind}: give --format png or avif.")
 
 
@@ -54,8 +52,8 @@ def remarks_on(like: ImageFile, suffix: str) -> list[str]:
             said.append(f"has transparent parts, which {called} cannot hold: they are put on white")
     if like.extra is not None and name != "TIFF":
         said.append("has samples that are neither colours nor transparency, which are left out")
-    if like.colour and like.colour.hdr:
-        said.append(f"has HDR colours ({like.colour.hdr}), which are kept; the networks have learnt ordinary ones")
+    if hdr := colour.hdr_of(like.codes):
+        said.append(f"has HDR colours ({hdr}), which are kept; the networks have learnt ordinary ones")
     if like.has_16_bits and KINDS[name].bits == 8:
         said.append(f"has more than 8 bits, of which {called} is written with 8")
     if like.density and not like.density.is_per_inch and name not in metadata.TELL_RATIO:
@@ -140,21 +138,17 @@ def _samples(image: np.ndarray, like: ImageFile, dtype: type, name: str) -> tupl
 
 
 def _profile(like: ImageFile) -> bytes | None:
-    """The colour profile, if need be one made of what the file says otherwise."""
-    if like.icc is not None or like.colour is None or like.colour.is_plain:
-        return like.icc
-    return like.colour.profile(like.grey)
+    """The colour profile, if need be one of the code points."""
+    return colour.profile_of_codes(like.codes, like.grey) if like.codes else like.icc
 
 
 def _by_pillow(array: np.ndarray, like: ImageFile, name: str, quality: int | None) -> bytes:
     """A file of the formats that Pillow and its plugins write."""
     image = Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
-    profile, density = _profile(like), like.density
+    codes, density = like.codes if name in TELL_CODES else None, like.density
+    profile = None if codes else _profile(like)
     arguments = {"exif": like.exif, "xmp": like.xmp, "icc_profile": profile}
-    codes = like.colour.codes if name in TELL_CODES and like.icc is None and like.colour else None
-    if codes is not None:
-        del arguments["icc_profile"]
-    if name == "HEIF" and codes is not None:
+    if name == "HEIF" and codes:
         arguments |= {"color_primaries": codes[0], "transfer_characteristics": codes[1], "matrix_coefficients": 6}
     if name == "BMP":
         arguments["dpi"] = (0, 0)  # unknown; Pillow would write 96
@@ -173,15 +167,16 @@ def _by_pillow(array: np.ndarray, like: ImageFile, name: str, quality: int | Non
     content = buffer.getvalue()
     if name == "JPEG" and density and not density.is_per_inch:
         content = content[:JFIF_UNIT] + b"\0" + content[JFIF_UNIT + 1 :]
-    return colour.with_codes(content, like.colour) if name == "AVIF" and codes is not None else content
+    return colour.with_codes(content, codes) if name == "AVIF" and codes else content
 
 
 def png_chunks(like: ImageFile) -> bytes:
     """What a PNG says besides its pixels, as the chunks that follow its header (PNG specification, chunk layout)."""
-    chunks = [*(like.colour.png() if like.colour else ())]
-    profile = like.icc if chunks else _profile(like)
-    if profile:
-        chunks.append((b"iCCP", b"ICC profile\0\0" + zlib.compress(profile)))
+    chunks = []
+    if like.codes:
+        chunks.append((b"cICP", bytes([*like.codes, 0, 1])))
+    if like.icc:
+        chunks.append((b"iCCP", b"ICC profile\0\0" + zlib.compress(like.icc)))
     if density := like.density:
         if density.is_per_inch:
             across, down = (round(value * METRE_IN_INCHES) for value in (density.across, density.down))

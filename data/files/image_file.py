@@ -11,7 +11,7 @@ import torch
 from PIL import ExifTags, Image
 from torch import Tensor
 
-from deblur.data.files.colour import Colour
+from deblur.data.files.colour import Codes
 
 NO_UNIT, INCH, CENTIMETRE = 1, 2, 3  # EXIF's ResolutionUnit
 LARGEST_PER_INCH = (1 << 16) - 1  # JPEG's number has 16 bits
@@ -92,9 +92,10 @@ class ImageFile:
         pixels: (3, H, W) uint8 or uint16; a grey image has three equal channels.
         alpha: (1, H, W) of the same type, or None. The colours are not multiplied with it.
         grey: whether the file has one colour channel.
-        exif, icc, xmp: the metadata, without the orientation, and the colour profile; None if the file has none.
+        exif, xmp: the metadata, without the orientation; None if the file has none.
+        icc: the colour profile, or one made of what the file says otherwise; None: the colours are sRGB's, or `codes`.
+        codes: code points of the colours, without a profile.
         remarks: what is unusual about the file, or not restored; each follows its name.
-        colour: what the numbers stand for, if the file says it other than by a profile.
         density: of the pixels, or None.
         quantisation: a JPEG's tables, by number; None of other formats.
         associated: whether a TIFF of it has colours that are multiplied with alpha, as its file has.
@@ -108,7 +109,7 @@ class ImageFile:
     icc: bytes | None = None
     xmp: bytes | None = None
     remarks: tuple[str, ...] = ()
-    colour: Colour | None = None
+    codes: Codes | None = None
     density: Density | None = None
     quantisation: dict[int, list[int]] | None = None
     associated: bool = False

@@ -14,7 +14,6 @@ from PIL import ExifTags, Image, TiffImagePlugin
 from tifffile import EXTRASAMPLE, PHOTOMETRIC
 
 from deblur.data.files import colour
-from deblur.data.files.colour import Colour
 from deblur.data.files.formats import Bounded
 from deblur.data.files.search import ImageError
 
@@ -35,7 +34,7 @@ class Page:
     Args:
         number: its place among the pages.
         remarks: what is remarkable.
-        colour: what tags say about its colours; a profile counts first.
+        icc: its profile, or one of what its tags say about its colours.
         colours: (H, W, 1 or 3) uint8 or uint16; other depths are scaled to the next of these. None, as all that
             follows, if Pillow reads the page: palettes, CMYK, YCbCr, fewer than 8 bits.
         alpha: (H, W, 1) of the same type, or None.
@@ -45,13 +44,12 @@ class Page:
 
     number: int
     remarks: tuple[str, ...]
-    colour: Colour | None
+    icc: bytes | None
     colours: np.ndarray | None = None
     alpha: np.ndarray | None = None
     associated: bool = False
     extra: np.ndarray | None = None
     exif: Image.Exif | None = None
-    icc: bytes | None = None
     xmp: bytes | None = None
 
 
@@ -65,11 +63,11 @@ def read(path: Path) -> Page:
     with Bounded(io.FileIO(path)) as content, tifffile.TiffFile(content, is_lsm=False) as file:  # lsm reads all pages
         number, page, remarks = _full_size(file)
         _require_readable(path, page)
-        told = _colour(page)
+        icc = page.iccprofile or _colour(page)
         if page.photometric not in COLOUR_SAMPLES or page.bitspersample < 8 or page.dtype is None:
             if number is None:
                 raise ImageError(f"{path} has its full-size page where it is not read from: {SAVE_IT}.")
-            return Page(number, remarks, told)
+            return Page(number, remarks, icc)
         exif = Image.Exif()
         exif.endian, exif.bigtiff = file.byteorder, file.is_bigtiff
         exif.load_from_fp(content, page.offset)
@@ -80,7 +78,7 @@ def read(path: Path) -> Page:
         content.allow_pixels(path, page.imagewidth, page.imagelength)
         if number == 0 and exif._info.next > 0:
             remarks = (SEVERAL_FRAMES,)
-        return Page(number or 0, remarks, told, *_channels(page), exif, page.iccprofile, xmp)
+        return Page(number or 0, remarks, icc, *_channels(page), exif, xmp)
 
 
 def header_size(path: Path) -> tuple[int, int]:
@@ -139,13 +137,13 @@ def _require_readable(path: Path, page: tifffile.TiffPage) -> None:
         raise ImageError(f"{path} has a layout of channels that is not known: {SAVE_IT}.")
 
 
-def _colour(page: tifffile.TiffPage) -> Colour | None:
-    """What the page's tags say about its colours, other than by a profile."""
+def _colour(page: tifffile.TiffPage) -> bytes | None:
+    """A profile of what the page's tags say about its colours."""
     if page.photometric not in (*COLOUR_SAMPLES, PHOTOMETRIC.PALETTE):
         return None
     white, colours = (_ratios(page, name) for name in ("WhitePoint", "PrimaryChromaticities"))
     table = np.ravel(page.tags["TransferFunction"].value) if "TransferFunction" in page.tags else None
-    return colour.of_tiff(white, colours, table)
+    return colour.of_tiff(white, colours, table, COLOUR_SAMPLES.get(page.photometric) == 1)
 
 
 def _ratios(page: tifffile.TiffPage, name: str) -> tuple[float, ...] | None:

@@ -78,5 +78,5 @@ def test_of_several_images_in_a_file_the_colours_and_the_depth_of_the_primary_on
         image.info["nclx_profile"] = dict(zip(names, codes, strict=True))
     file.save(tmp_path / "a.heic", primary_index=primary, save_nclx_profile=True)
     found = images.read_file(tmp_path / "a.heic")
-    assert found.colour.codes == [(12, 13), (9, 16)][primary]
+    assert found.codes == [(12, 13), (9, 16)][primary]
     assert found.has_16_bits == (primary == 1)
