@@ -107,14 +107,15 @@ def refused(root, **options):
     return str(caught.value)
 
 
-def test_what_is_missing_or_of_another_size_is_named(root, tmp_path):
-    x_init = folder_of(root, "train", "blur") / "x_init" / "2.png"
-    whole = x_init.read_bytes()
-    x_init.unlink()
+@pytest.mark.parametrize("kind", ["x_init", "log_size"])
+def test_what_is_missing_or_of_another_size_is_named(root, kind):
+    file = folder_of(root, "train", "blur") / kind / "2.png"
+    whole = file.read_bytes()
+    file.unlink()
     assert "lacks the predictions of 1 pairs, 2 among them" in refused(root)
-    images.write(x_init, torch.zeros(3, 50, 40))
+    images.write(file, torch.zeros(3, 50, 40))
     assert "2.png differs in size from" in refused(root)
-    x_init.write_bytes(whole[: len(whole) // 2])
+    file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(images.ImageError, match=r"2\.png"):
         stream(root, 1)
     (folder_of(root, "train", "blur") / FACTS).unlink()

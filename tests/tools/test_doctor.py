@@ -1,4 +1,5 @@
 import multiprocessing
+import os
 import re
 import shutil
 import threading
@@ -20,7 +21,8 @@ from deblur.tools.doctor import diagnose, examine, find_shift, leaks, main
 from tests.conftest import ASSETS
 
 pytestmark = pytest.mark.commands
-NAMED = {"truncated": "unreadable", "linear": "gamma"}  # the doctor's words where they are others
+# The doctor's words where they are others.
+NAMED = {"truncated": "unreadable", "truncated sharp": "unreadable", "linear": "gamma"}
 
 
 def scene(*seed, height=96, width=112):
@@ -74,7 +76,8 @@ def deepen(blurry, sharp):
 KINDS = {  # a kind of damage, and how it is done to a pair's files
     "unpaired": lambda blurry, sharp: blurry.unlink(),
     "unreadable": lambda blurry, sharp: sharp.write_text("no image"),
-    "truncated": lambda blurry, sharp: blurry.write_bytes(blurry.read_bytes()[:-2000]),
+    "truncated": lambda blurry, sharp: os.truncate(blurry, blurry.stat().st_size - 2000),
+    "truncated sharp": lambda blurry, sharp: os.truncate(sharp, sharp.stat().st_size - 2000),
     "size": lambda blurry, sharp: change(blurry, lambda image: image[:, 1:]),
     "swapped": swap,
     "shift": lambda blurry, sharp: change(blurry, lambda image: image.roll((5, -7), (1, 2))),
@@ -188,20 +191,20 @@ def test_table_and_exit_code(root, tmp_path, capsys):
 
 
 def test_the_cheap_part_names_every_damaged_file(root):
-    pairs = find_pairs(root, "train")
+    pairs = find_pairs(root, "train") + find_pairs(root, "test")
     check_files(pairs)
     check_files([pair.sharp for pair in pairs])
-    for kind, number in (("unreadable", 0), ("truncated", 1), ("size", 2)):
+    for number, kind in enumerate(("unreadable", "truncated", "size", "truncated sharp")):
         plant(root, kind, "train", number)
     with pytest.raises(DatasetError) as caught:
         check_files(pairs)
     sentence = str(caught.value)
-    assert all(f"train{number}.png" in sentence for number in range(3))
-    assert "train3" not in sentence
-    assert "3 files or pairs cannot be used" in sentence
+    assert all(f"train{number}.png" in sentence for number in range(4))
+    assert not re.search(r"test\d\.png", sentence)
+    assert "4 files or pairs cannot be used" in sentence
     assert "\n" not in sentence
     with pytest.raises(images.ImageError, match=r"sharp/train0\.png is not an image"):
-        check_files([pair.sharp for pair in pairs])
+        check_files([pair.sharp for pair in pairs[:3]])
 
 
 def test_a_killed_process_ends_as_one_sentence(tmp_path):

@@ -289,3 +289,6 @@ def test_a_run_starts_from_the_weights_of_a_checkpoint_of_its_architecture(tmp_p
         assert all(torch.equal(value, weights[key]) for key, value in getattr(model, part).state_dict().items())
     with pytest.raises(CheckpointError, match=r"size mismatch for unet\.stem\.weight: .*Size\(\[4, .*Size\(\[16, "):
         module(predictor=UNetPredictor(16, (1, 2), 1), init_from=str(tmp_path))
+    with pytest.raises(CheckpointError, match="Missing key"):  # a deeper one, whose other weights would stay random
+        module(predictor=UNetPredictor(4, (1, 2), 2), init_from=str(tmp_path))
+    module(predictor=UNetPredictor(4, (1, 2), 1, size_head=True), init_from=str(tmp_path))  # which may be added

@@ -15,11 +15,11 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16"]
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_a_table_of_a_spreadsheet_names_the_same_pairs(tmp_path, encoding, delimiter):
     for side in ("blur", "sharp"):
-        images.write(tmp_path / side / "Müller, 1.png", torch.zeros(3, 2, 2))
-    rows = [("blurry", "sharp", "split"), ('"blur/Müller, 1.png"', '"sharp/Müller, 1.png"', "train")]
+        images.write(tmp_path / side / "Müller, 1, 2, 3.png", torch.zeros(3, 2, 2))
+    rows = [("blurry", "sharp", "split"), ('"blur/Müller, 1, 2, 3.png"', '"sharp/Müller, 1, 2, 3.png"', "train")]
     (tmp_path / "pairs.csv").write_bytes("\r\n".join(map(delimiter.join, rows)).encode(encoding))
     (pair,) = find_pairs(tmp_path / "pairs.csv", "train")
-    assert (pair.blurry, pair.sharp) == (tmp_path / "blur/Müller, 1.png", tmp_path / "sharp/Müller, 1.png")
+    assert (pair.blurry, pair.sharp) == (tmp_path / "blur/Müller, 1, 2, 3.png", tmp_path / "sharp/Müller, 1, 2, 3.png")
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

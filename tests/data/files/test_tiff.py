@@ -46,18 +46,21 @@ def test_colours_multiplied_with_alpha_are_divided_and_multiplied_again(tmp_path
     alpha = np.linspace(0, most, 12 * 16).reshape(12, 16).astype(dtype)
     straight = np.full((12, 16, 3), most // 3, np.float64)
     array = np.dstack([np.rint(straight * alpha[..., None] / most), alpha]).astype(dtype)
+    array[0, 0, :3] = 7  # light where nothing is to be seen
+    array[0, 1, :3] = alpha[0, 1] + 1  # a soft edge that another program rounded up
     stored = np.moveaxis(array, -1, 0) if planar == "separate" else array
     tifffile.imwrite(tmp_path / "a.tif", stored, photometric="rgb", planarconfig=planar, extrasamples=["assocalpha"])
     found = images.read_file(tmp_path / "a.tif").pixels.numpy()
     visible = alpha > most // 4
     assert np.abs(found[:, visible] / most - 1 / 3).max() < 0.01
+    assert found[0, 0, :2].tolist() == [0, most]
     for suffix in (".tif", ".png"):
         done = again(tmp_path / "a.tif", suffix)
         assert np.array_equal(images.read_file(done).pixels, found)
         if suffix == ".tif":
             page = tifffile.TiffFile(done).pages.first
             assert page.extrasamples == (tifffile.EXTRASAMPLE.ASSOCALPHA,)
-            assert np.array_equal(page.asarray(), array)
+            assert np.array_equal(page.asarray(), np.minimum(array, alpha[..., None]))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
