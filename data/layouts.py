@@ -275,20 +275,31 @@ def _list_rsblur(root: Path, split: str, variant: str) -> Listing:
 
 
 def _list_csv(root: Path, split: str, variant: str) -> Listing:
-    """A manifest with the columns blurry, sharp and, if wanted, split; paths relative to its folder."""
+    """A manifest with the columns blurry, sharp and, if wanted, split; paths relative to its folder, or absolute."""
     if not root.is_file():
         raise DatasetError(f"{root} is not a file: give the CSV manifest of a dataset.")
     columns, rows = read_table(root)
     if not {"blurry", "sharp"} <= set(columns):
         raise DatasetError(f"{root} must begin with a line of column names, blurry and sharp among them.")
-    rows = [row for row in rows if row.get("split") in (None, split)]
+    if "split" in columns:
+        splits = [(row["split"] or "").strip().lower() for row in rows]
+        if unknown := [name for name in splits if name not in SPLITS]:
+            raise DatasetError(
+                f"{root} has '{unknown[0]}' as a split, which is none (such lines: {len(unknown)}): write"
+                f" {', '.join(SPLITS)} there, or leave the lines out."
+            )
+        rows = [row for row, name in zip(rows, splits, strict=True) if name == split]
     if any(not (row["blurry"] and row["sharp"]) for row in rows):
         raise DatasetError(f"{root} has a line without the two paths blurry and sharp.")
-    named = [
-        (search.name_below(Path(row["blurry"]), Path()), root.parent / row["blurry"], root.parent / row["sharp"])
-        for row in rows
-    ]
+    named = [(_name_in_table(row["blurry"]), root.parent / row["blurry"], root.parent / row["sharp"]) for row in rows]
     return _listed("csv", variant, named)
+
+
+def _name_in_table(path: str) -> str:
+    """The name of a pair by its blurry path, absolute or not; it leads out of no folder to which files are written."""
+    given = Path(path)
+    below = Path(*(part for part in given.parts if part not in (given.anchor, "..")))
+    return search.name_below(below, Path())
 
 
 LISTERS = {

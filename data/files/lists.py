@@ -25,12 +25,17 @@ def read_text(file: Path) -> str:
 
 
 def read_table(file: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and rows of a CSV file with a line of column names, separated by commas, semicolons or tabs."""
+    """The columns, in small letters, and rows of a CSV file, separated by commas, semicolons or tabs.
+
+    Its first line has the names of the columns.
+    """
     text = read_text(file)
     header = text.partition("\n")[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=header.count))
     try:
-        return list(reader.fieldnames or ()), list(reader)
+        columns = [name.strip().lower() for name in reader.fieldnames or ()]
+        reader.fieldnames = columns
+        return columns, list(reader)
     except csv.Error as error:
         raise DataError(f"{file} is not a CSV file: {error}.") from None
 

@@ -188,9 +188,13 @@ def test_images_alone_in_published_datasets(tmp_path):
 def test_csv_manifest(tmp_path):
     make(tmp_path, "a/1.png", "b/1.png", "a/2.png", "b/other.png", "a/4.png")
     manifest = tmp_path / "PAIRS.CSV"
-    manifest.write_text("sharp,blurry,split\nb/1.png,a/1.png,train\nb/other.png,a/2.png,test\nb/1.png,a/3.png,\n")
+    manifest.write_text("sharp,blurry, Split\nb/1.png,a/1.png,train\nb/other.png,a/2.png, Test \n")
     assert find_pairs(manifest, "train") == [Pair("a/1", tmp_path / "a/1.png", tmp_path / "b/1.png")]
     assert names(find_pairs(manifest, "test")) == ["a/2"]
+    for above in (tmp_path, Path("..", tmp_path.name)):  # by the pair's name files are written below another folder
+        manifest.write_text(f"sharp,blurry\n{above}/b/1.png,{above}/a/1.png\n")
+        name = (above / "a/1").as_posix().removeprefix("/").removeprefix("../")
+        assert find_pairs(manifest) == [Pair(name, tmp_path / above / "a/1.png", tmp_path / above / "b/1.png")]
     manifest.write_text("sharp,blurry\nb/gone.png,a/gone.png\nb/other.png,a/2.png\nb/4.png,a/4.png\nb/1.png,a/1.png")
     listing = list_pairs(manifest, "train")
     assert names(listing.pairs) == ["a/1", "a/2"]
@@ -199,6 +203,8 @@ def test_csv_manifest(tmp_path):
         "sharp,blurry\nb/1.png,a/1.png\nb/gone.png,a/2.png\n": r"1 images .*a/2\.png",
         "b/1.png,a/1.png\n": "blurry and sharp among them",
         "sharp,blurry\nb/1.png,\n": r"PAIRS\.CSV has a line without the two paths",
+        "sharp,blurry,split\nb/1.png,a/1.png,train\nb/1.png,a/2.png,trian\na,b\n": r"'trian' as .* lines: 2\)",
+        "sharp,blurry,split\nb/1.png,a/1.png,\n": "has '' as a split, .*: write train, val, test there",
         "sharp,blurry\nb/1.png,a/1.png\nb/other.png,a/1.png\n": r"a/1\.png and .*a/1\.png have the same name",
     }.items():
         manifest.write_text(lines)
