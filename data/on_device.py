@@ -46,6 +46,7 @@ class FramesOnDevice:
         self.starts = [0, *accumulate(areas)]
         self.sizes: list[tuple[int, int]] = []  # (height, width) of each frame, padded to the side of a crop
         self.pixels: dict[str, Tensor] = {}  # (all pixels, channels), as `_kept` has them
+        self.free = free_memory(device)  # before the first frame is kept
         with ThreadPoolExecutor(DECODING_THREADS) as threads:
             read = threads.map(lambda given: given[0].read(given[1]), items)
             for frames in ProgressBar(read, desc=f"reading to {device}", total=len(items), leave=False, delay=2):
@@ -58,23 +59,32 @@ class FramesOnDevice:
             self._make_room(kept)
         start = self.starts[len(self.sizes)]
         for kind, frame in kept.items():
-            if frame.dtype != self.pixels[kind].dtype:
-                frame, self.pixels[kind] = _to_16_bits(frame), _to_16_bits(self.pixels[kind])
+            if frame.dtype == torch.int16 and self.pixels[kind].dtype == torch.uint8:
+                self._widen(kind)
+            if self.pixels[kind].dtype == torch.int16:
+                frame = _to_16_bits(frame)
             values = frame.flatten(1).T
             self.pixels[kind][start : start + len(values)] = values.to(self.device)
         self.sizes.append(tuple(kept["sharp"].shape[1:]))
 
     def _make_room(self, kept: dict[str, Tensor]) -> None:
         count = self.starts[-1]
-        needed = sum(count * len(frame) * frame.element_size() for frame in kept.values())
-        free = free_memory(self.device)
-        if needed > free:
-            raise DatasetError(
-                f"data.keep_on_device needs {needed / 1e9:.1f} GB for all frames, and {self.device} has"
-                f" {free / 1e9:.1f} GB: train on regions of them (tools.make_pairs --crops), or omit it."
-            )
+        self._require_free(sum(count * len(frame) * frame.element_size() for frame in kept.values()))
         for kind, frame in kept.items():
             self.pixels[kind] = torch.empty(count, len(frame), dtype=frame.dtype, device=self.device)
+
+    def _widen(self, kind: str) -> None:
+        """Let all frames of a kind take 16 bits; for a moment they are there in 8, too."""
+        narrow = self.pixels[kind]
+        self._require_free(sum(pixels.nbytes for pixels in self.pixels.values()) + 2 * narrow.nbytes)
+        self.pixels[kind] = _to_16_bits(narrow)
+
+    def _require_free(self, needed: int) -> None:
+        if needed > self.free:
+            raise DatasetError(
+                f"data.keep_on_device needs {needed / 1e9:.1f} GB for all frames, and {self.device} has"
+                f" {self.free / 1e9:.1f} GB: train on regions of them (tools.make_pairs --crops), or omit it."
+            )
 
     def batch(self, numbers: Iterable[int]) -> dict:
         """The crops of these items of the dataset's stream, (N, channels, side, side), and their names and seeds."""
@@ -110,7 +120,7 @@ def _kept(raw: Tensor) -> Tensor:
 
 def _to_16_bits(kept: Tensor) -> Tensor:
     """The same values, from 0 to 65535."""
-    return kept.short() * 257 if kept.dtype == torch.uint8 else kept
+    return kept.short().mul_(257) if kept.dtype == torch.uint8 else kept
 
 
 def _strides(start: int, width: int, side: int, window: tuple[int, int, int, int]) -> tuple[int, int, int]:
