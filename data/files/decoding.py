@@ -18,7 +18,7 @@ from pillow_heif import HeifImage
 from deblur.data.files import colour, metadata, tiff
 from deblur.data.files.colour import Codes
 from deblur.data.files.formats import bounded_exif, format_of, opened, primary_image
-from deblur.data.files.image_file import Density, ImageFile
+from deblur.data.files.image_file import ImageFile
 from deblur.data.files.kinds import KINDS, READ_SUFFIXES
 from deblur.data.files.search import ImageError
 
@@ -101,7 +101,7 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
         has_16_bits = name == "PNG" and str(image.tile[0].args).endswith(";16B")  # not known once it is loaded
         exif = bounded_exif(image)
         remarks += _remarks_on(image, page)
-        profile, xmp, density = told.get("icc_profile"), told.get("xmp"), Density.of_info(told)
+        profile, xmp, density = told.get("icc_profile"), told.get("xmp"), told.get("dpi")
         primary = primary_image(path) if name in ("AVIF", "HEIF") else None
         tables = image.quantization if name == "JPEG" else None
         array = _by_other_decoders(path, image, has_16_bits, primary)
@@ -112,7 +112,7 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
             exif.pop(ExifTags.Base.Orientation, None)
             if orientation >= 5:
                 metadata.turn(exif)
-                density = density and density.turned()
+                density = density and density[::-1]
         planes = array[..., None] if array.ndim == 2 else array
         codes, icc, more = _colour(path, name, None if has_inks else profile, primary, planes.shape[-1] < 3)
         parts = (planes[..., :-1], planes[..., -1:], None) if planes.shape[-1] in (2, 4) else (planes, None, None)
@@ -124,10 +124,12 @@ def _read_pillow(path: Path, page: int = 0, remarks: tuple[str, ...] = ()) -> Im
 
 def _remarks_on(image: Image.Image, page: int) -> tuple[str, ...]:
     """What is unusual about an opened image whose pixels are not loaded; each follows its name."""
+    ratio = image.info.get("jfif_density") if image.info.get("jfif_unit") == 0 else image.info.get("aspect")
     layout = image.tile[0].args if image.format == "PPM" and image.mode == "RGB" else None
     unusual = {
         "has EXIF data that cannot be read, which are left out": image.info.get("exif") == b"",
         tiff.SEVERAL_FRAMES: page == 0 and getattr(image, "is_animated", False),
+        "has pixels that are not square, which is left out": ratio is not None and ratio[0] != ratio[1],
         INKS: image.mode == "CMYK",
         "has more than 8 bits, of which 8 are read": isinstance(layout, tuple) and layout[-1] > 255,
     }
@@ -188,7 +190,7 @@ def _raster(
     xmp: bytes | None,
     remarks: tuple[str, ...],
     is_tiff: bool,
-    density: Density | None = None,
+    density: tuple[float, float] | None = None,
 ) -> ImageFile:
     """Make a ImageFile from colours, alpha and other samples (H, W, channels), turned by the orientation in `exif`.
 
@@ -198,9 +200,8 @@ def _raster(
     colours, alpha, extra = (None if part is None else torch.from_numpy(_turned(part, orientation)) for part in parts)
     if orientation in (5, 6, 7, 8):
         metadata.turn(exif)
-        density = density and density.turned()
-    densities = filter(None, (density, Density.of_exif(exif)))
-    density = max(densities, key=lambda density: density.is_per_inch, default=None)  # the first of the better kind
+        density = density and density[::-1]
+    density = metadata.density_of(density, exif)
     if is_tiff:
         for tag in exif.keys() - metadata.DESCRIPTIVE - {ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo}:
             del exif[tag]

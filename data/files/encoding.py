@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import zlib
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tifffile import EXTRASAMPLE
 from torch import Tensor
 
 from deblur.data.files import colour, metadata, tiff
-from deblur.data.files.image_file import LARGEST_OF_RATIO, LARGEST_PER_INCH, ImageFile
+from deblur.data.files.image_file import ImageFile
 from deblur.data.files.kinds import KINDS, NAME_OF, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES
 from deblur.data.files.search import ImageError
 from deblur.storage import replacing
@@ -29,7 +30,6 @@ SETTINGS = {  # of Pillow's writers; chroma is not subsampled
 COARSEST_TABLES = JpegPresets.presets["web_high"]["quantization"]  # of luma and chroma, about quality 86
 TELL_CODES = {"AVIF", "HEIF", "PNG"}  # formats that say their colours by code points
 METRE_IN_INCHES = 1 / 0.0254
-JFIF_UNIT = 13  # the byte of a JPEG that says the unit of its density
 PNG_HEADER = 8 + 4 + 4 + 13 + 4  # bytes: signature, then length, kind, data and checksum of IHDR
 
 
@@ -56,8 +56,6 @@ def remarks_on(like: ImageFile, suffix: str) -> list[str]:
         said.append(f"has HDR colours ({hdr}), which are kept; the networks have learnt ordinary ones")
     if like.has_16_bits and KINDS[name].bits == 8:
         said.append(f"has more than 8 bits, of which {called} is written with 8")
-    if like.density and not like.density.is_per_inch and name not in metadata.TELL_RATIO:
-        said.append(f"has pixels that are not square, which {called} cannot say")
     if name == "BMP" and _profile(like) is not None:
         said.append("has other colours than sRGB, which BMP cannot say: they are converted to sRGB")
     return said
@@ -99,8 +97,7 @@ def write(
         fitted = metadata.fitting(like, name, array.shape[1], array.shape[0])
         if name == "TIFF":
             exif = metadata.exif_of(fitted)
-            if fitted.density:
-                fitted.density.put_into(exif)
+            metadata.say_density(exif, fitted.density)
             tiff.write(part, array, like.grey, kinds, exif, _profile(fitted), fitted.xmp)
         elif name == "PNG":
             enough = 2 * array.nbytes + 4096  # bytes; imagecodecs itself allows too few for an image one pixel wide
@@ -145,15 +142,15 @@ def _profile(like: ImageFile) -> bytes | None:
 def _by_pillow(array: np.ndarray, like: ImageFile, name: str, quality: int | None) -> bytes:
     """A file of the formats that Pillow and its plugins write."""
     image = Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
-    codes, density = like.codes if name in TELL_CODES else None, like.density
+    codes = like.codes if name in TELL_CODES else None
     profile = None if codes else _profile(like)
     arguments = {"exif": like.exif, "xmp": like.xmp, "icc_profile": profile}
     if name == "HEIF" and codes:
         arguments |= {"color_primaries": codes[0], "transfer_characteristics": codes[1], "matrix_coefficients": 6}
     if name == "BMP":
         arguments["dpi"] = (0, 0)  # unknown; Pillow would write 96
-    if density and (name == "JPEG" or (name == "BMP" and density.is_per_inch)):
-        arguments["dpi"] = density.whole(LARGEST_PER_INCH)
+    if name in metadata.TELL_DENSITY and like.density:
+        arguments["dpi"] = tuple(map(round, like.density))
     if name == "BMP" and profile is not None:
         image = colour.in_srgb(image, profile)
     settings = SETTINGS.get(name, {})
@@ -165,8 +162,6 @@ def _by_pillow(array: np.ndarray, like: ImageFile, name: str, quality: int | Non
     buffer = io.BytesIO()
     image.save(buffer, name, **settings, **{key: value for key, value in arguments.items() if value})
     content = buffer.getvalue()
-    if name == "JPEG" and density and not density.is_per_inch:
-        content = content[:JFIF_UNIT] + b"\0" + content[JFIF_UNIT + 1 :]
     return colour.with_codes(content, codes) if name == "AVIF" and codes else content
 
 
@@ -177,13 +172,9 @@ def png_chunks(like: ImageFile) -> bytes:
         chunks.append((b"cICP", bytes([*like.codes, 0, 1])))
     if like.icc:
         chunks.append((b"iCCP", b"ICC profile\0\0" + zlib.compress(like.icc)))
-    if density := like.density:
-        if density.is_per_inch:
-            across, down = (round(value * METRE_IN_INCHES) for value in (density.across, density.down))
-        else:
-            across, down = density.whole(LARGEST_OF_RATIO)
-        unit = bytes([density.is_per_inch])
-        chunks.append((b"pHYs", across.to_bytes(4, "big") + down.to_bytes(4, "big") + unit))
+    if like.density:
+        across, down = (round(value * METRE_IN_INCHES) for value in like.density)
+        chunks.append((b"pHYs", struct.pack(">2IB", across, down, 1)))
     if like.exif:
         chunks.append((b"eXIf", like.exif.removeprefix(b"Exif\0\0")))
     if like.xmp:

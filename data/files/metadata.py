@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, MutableMapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 from xml.dom import minidom
@@ -14,8 +15,9 @@ from PIL import ExifTags, Image
 from deblur.data.files.image_file import ImageFile
 
 SOFTWARE = "Predict and refine (image deblurring)"
-TELL_RATIO = {"JPEG", "PNG", "TIFF"}  # formats that can say the ratio of a density alone
-TELL_DENSITY = TELL_RATIO | {"BMP"}  # formats with a field for the density
+TELL_DENSITY = {"JPEG", "PNG", "TIFF", "BMP"}  # formats with a field for the density
+UNITS_IN_INCHES = {2: 1.0, 3: 2.54}  # units in an inch, of EXIF's ResolutionUnit: inch and centimetre
+MOST_PER_INCH = (1 << 16) - 1  # pixels: JPEG's number has 16 bits
 MOST_XMP_PARSED = 1 << 20  # bytes of which the parts are taken apart
 MOST_JPEG_METADATA = 65_000  # bytes of EXIF or XMP in a JPEG: a segment has 65,533
 
@@ -90,8 +92,8 @@ def fitting(like: ImageFile, name: str, width: int, height: int) -> ImageFile:
     if like.exif:
         exif = exif_of(like)
         _size(exif, width, height)
-        if name not in TELL_DENSITY and like.density and like.density.is_per_inch:
-            like.density.put_into(exif)
+        if name not in TELL_DENSITY:
+            say_density(exif, like.density)
         like = replace(like, exif=exif.tobytes())
     return replace(like, xmp=like.xmp and _sized_xmp(like.xmp, width, height))
 
@@ -112,6 +114,23 @@ def turn(exif: Image.Exif) -> None:
             one, other = (ExifTags.Base[name] for name in names)
             if one in tags and other in tags:
                 tags[one], tags[other] = tags[other], tags[one]
+
+
+def density_of(told: tuple[float, float] | None, exif: Image.Exif) -> tuple[float, float] | None:
+    """Pixels across and down in an inch as a file's own field says or, without one, EXIF or a TIFF's tags."""
+    densities = [told] if told else []
+    unit = UNITS_IN_INCHES.get(exif.get(ExifTags.Base.ResolutionUnit, 2))
+    with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+        densities.append(tuple(unit * float(exif[ExifTags.Base[name]]) for name in ("XResolution", "YResolution")))
+    usable = (density for density in densities if all(0.5 <= value < MOST_PER_INCH for value in density))
+    return next(usable, None)
+
+
+def say_density(exif: Image.Exif, density: tuple[float, float] | None) -> None:
+    """Let EXIF, or a TIFF's tags, say a density, if they say none."""
+    if density and ExifTags.Base.XResolution not in exif:
+        exif[ExifTags.Base.XResolution], exif[ExifTags.Base.YResolution] = density
+        exif[ExifTags.Base.ResolutionUnit] = 2
 
 
 def _size(exif: Image.Exif, width: int, height: int) -> None:

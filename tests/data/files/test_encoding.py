@@ -6,7 +6,6 @@ import torch
 from PIL import ExifTags, Image
 
 from deblur.data.files import encoding, images, metadata
-from deblur.data.files.image_file import Density
 from deblur.data.files.kinds import KINDS, NAME_OF, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES, usual_suffix
 from tests.data.files.made import PROFILE, again, pil, remarks, upright
 
@@ -61,7 +60,7 @@ def test_every_form_of_every_format_comes_back(tmp_path, suffix, dtype, channels
         pixels, alpha = (None if part is None else torch.from_numpy(np.moveaxis(part, -1, 0).copy()) for part in parts)
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Make] = orientation, "Camera"
-        told = {"icc": None if suffix == ".bmp" else PROFILE, "density": Density(300.0, 200.0)}
+        told = {"icc": None if suffix == ".bmp" else PROFILE, "density": (300.0, 200.0)}
         image = images.ImageFile(pixels, alpha, colours.shape[-1] == 1, exif.tobytes(), **told)
         images.write(tmp_path / f"a{suffix}", image.values, image)
         first = images.read_file(tmp_path / f"a{suffix}")
