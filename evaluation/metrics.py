@@ -21,8 +21,6 @@ from deblur.cli import nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-PIXELS_AT_ONCE = 2**22  # four frames of 1280 x 720, so that a large batch fits into memory
-
 
 class Column(NamedTuple):
     """How a metric is shown: its name with its unit, its decimal places, and the direction of its scale."""
@@ -83,19 +81,12 @@ class Metric:
             MetricError: the shapes differ, a value is not finite, an image is too small for the metric or cannot be
                 scored by it, or the metric is missing.
         """
-        import torch
-
         from deblur.evaluation.pixels import MetricError
 
         if self.reason is not None:
             raise MetricError(self.reason)
         arguments = {"restored": restored, "sharp": sharp, "names": names}
-        columns = [arguments[name] for name in self.inputs]
-        count = max(1, PIXELS_AT_ONCE // (restored.shape[-2] * restored.shape[-1]))
-        if len(restored) <= count:  # the same tensors: LPIPS knows a ground truth again
-            return self.function(*columns)
-        starts = range(0, len(restored), count)
-        return torch.cat([self.function(*(column[at : at + count] for column in columns)) for at in starts])
+        return self.function(*(arguments[name] for name in self.inputs))
 
 
 def require_known(names: Iterable[str]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -127,14 +128,12 @@ class Plan:
 class _Batch:
     """Images of one size that are restored together, and the (key of a row, image) that have no score yet.
 
-    `truths` are the ground truths of each image, (K, 3, H, W), by the number K of samples that they are compared with:
-    the same tensors for every row, so that LPIPS computes their features once. `drafts` are by the predictor's stages.
+    `drafts` are by the predictor's stages.
     """
 
     plan: Plan
     images: Sequence[ImagePair]
     lacking: set[tuple[str, str]]
-    truths: dict[int, list[Tensor]] = field(default_factory=dict)
     drafts: dict[int | None, tuple[Draft, float]] = field(default_factory=dict)
 
     @cached_property
@@ -155,6 +154,11 @@ class _Batch:
         blurry, sharp = (torch.stack(side).to(self.plan.device) for side in sides)
         return blurry, sharp
 
+    @cached_property
+    def truths(self) -> Sequence[Tensor]:
+        """Sharp images (1, 3, H, W): the same tensors for every row, so that LPIPS computes their features once."""
+        return self.sides[1].split(1)
+
     def drafted(self, stages: int | None) -> tuple[Draft, float]:
         """The pipeline's draft, with its prediction, and its seconds for each image."""
         if stages not in self.drafts:
@@ -171,10 +175,8 @@ class _Batch:
             row: whose images they are.
             seconds: that an image took.
         """
-        count = len(images) // len(self.images)
-        if count not in self.truths:
-            self.truths[count] = [sharp.expand(count, -1, -1, -1) for sharp in self.sides[1]]
-        for name, restored, sharp in zip(self.names, images.split(count), self.truths[count], strict=True):
+        samples = images.split(len(images) // len(self.images))
+        for name, restored, sharp in zip(self.names, samples, self.truths, strict=True):
             if (row.key, name) in self.lacking:
                 self.plan.keep(row, name, restored[0])
                 self.plan.journal.add(_score(self.plan.computed, row, name, restored, sharp, seconds))
@@ -283,8 +285,8 @@ def _score(
         try:
             if row.label == SHARP and "sharp" in metric.inputs:
                 raise MetricError("it is the ground truth itself")
-            samples = metric(restored, sharp, [name] * len(restored))
-            values[column] = samples.double().mean().item()
+            samples = [metric(sample, sharp, [name]).item() for sample in restored.split(1)]
+            values[column] = fmean(samples)
         except MetricError as error:
             values[column], missing[column] = None, str(error)
     return Score(row.key, name, seconds, values, missing)

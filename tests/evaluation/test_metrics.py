@@ -10,8 +10,7 @@ from skimage import data, io
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from skimage.transform import ProjectiveTransform, warp
 
-from deblur.evaluation import metrics as module
-from deblur.evaluation.metrics import METRICS, Column, make_metrics
+from deblur.evaluation.metrics import METRICS, make_metrics
 from deblur.evaluation.perceptual import Niqe
 from deblur.evaluation.pixels import Aligned, MetricError, psnr, ssim
 from evaluate import Evaluation
@@ -46,25 +45,6 @@ def test_an_unknown_name_is_one_sentence():
         make_metrics(["quality"])
     with pytest.raises(ValueError, match=r"unknown metric ssimm: did you mean ssim\?"):
         make_metrics(["psnr", "ssimm"])
-
-
-def test_a_large_batch_is_scored_in_parts_with_its_own_inputs(monkeypatch):
-    """Also a metric that takes no ground truth and knows more about an image by its name."""
-    known = {"dark": 1.0, "light": 2.0}
-
-    def of_name(restored, names):
-        return restored.mean((1, 2, 3)) + torch.tensor([known[name] for name in names])
-
-    made = make_metrics(["psnr"])
-    made["named"] = module.Metric(Column("named", 2, True), of_name, "recipe", inputs=("restored", "names"))
-    restored = torch.cat([tensor(image) for image in RESTORED.values()])
-    inputs = restored, tensor(SHARP).expand_as(restored), ["dark", "light", "dark"]
-    whole = {name: metric(*inputs) for name, metric in made.items()}
-    monkeypatch.setattr(module, "PIXELS_AT_ONCE", 1)
-    for name, metric in made.items():
-        assert torch.equal(metric(*inputs), whole[name])
-    assert torch.equal(whole["psnr"], psnr(*inputs[:2]))
-    assert torch.equal(whole["named"], of_name(restored, inputs[2]))
 
 
 @pytest.mark.gpu
