@@ -129,16 +129,6 @@ def test_batches_are_what_the_models_expect(tmp_path, root):
         assert [frame["sharp"].shape[2:] for frame in recorder.seen["test"]] == sizes
 
 
-def test_loaders_read_ahead_into_pinned_memory(root):
-    data = module(root, False, workers=2)
-    for stage in ("fit", "test"):
-        data.setup(stage)
-    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
-        assert loader.prefetch_factor == 2
-        assert loader.persistent_workers
-        assert loader.pin_memory == torch.cuda.is_available()  # without a GPU there is nothing to pin for
-
-
 def test_training_blur_is_free_of_border_effects(tmp_path):
     # Stripes go on outside of the crop; a border made up there would show as a change in brightness.
     images.write(tmp_path / "stripes.png", (torch.arange(64) % 2).float().expand(3, 64, 64))

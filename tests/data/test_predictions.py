@@ -80,13 +80,6 @@ def test_predictions_are_cropped_and_turned_like_their_pair(root, options):
         assert (batch["log_size"] - expected).abs().max() < 1e-4
 
 
-def test_without_the_setting_no_prediction_is_read(root):
-    data = DeblurDataModule(train=str(root), patch_size=16, batch_size=4)
-    data.setup("fit")
-    assert set(next(iter(data.train_dataloader()))) == {"blurry", "sharp", "name"}
-    assert data.predictor_sha256 is None
-
-
 def test_what_is_stored_is_rounded_to_the_files_depth(tmp_path):
     generator = torch.Generator().manual_seed(0)
     x_init = torch.rand(3, 20, 30, generator=generator)

@@ -9,7 +9,6 @@ import torch
 from deblur.data.files import images
 from deblur.evaluation.grid import CONTROLS, SHARPENED, rows_of
 from deblur.evaluation.report import keep_examples
-from deblur.evaluation.results import format_table
 from deblur.evaluation.scoring import batch_size_for, score_images
 from deblur.evaluation.summary import summarise
 from deblur.settings import SamplingSettings
@@ -145,16 +144,6 @@ def test_images_of_another_program_are_a_row(tmp_path):
     assert not found.rows[2].differences
     [example] = keep_examples(plan, found, [found.typical])
     assert images.read(tmp_path / example.files["restored"]).mean().item() == pytest.approx(110 / 255)
-
-
-def test_without_the_controls_no_setting_is_judged(tmp_path):
-    plan = Toy([(24, 20)] * 2).plan(tmp_path, [SamplingSettings(steps=2)])
-    found = summary(dataclasses.replace(plan, with_controls=False))
-    assert [row.label for row in found.rows] == ["blurry", "predictor", "sharp", "ddim 2"]
-    assert not found.has_verdicts
-    assert "perceptual" not in format_table(found)
-    whole = summary(plan)
-    assert [row.means for row in whole.rows if row.label not in CONTROLS] == [row.means for row in found.rows]
 
 
 # Stopping and resuming

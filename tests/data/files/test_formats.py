@@ -22,16 +22,6 @@ from tests.data.files.made import chunk
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"
 
 
-@pytest.fixture
-def ghostscript(tmp_path, monkeypatch):
-    """A file that appears once gs is run."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
-    (tmp_path / "bin" / "gs").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    return tmp_path / "called"
-
-
 @pytest.mark.parametrize("suffix", [".tif", ".bmp"])
 def test_an_image_has_at_most_so_many_pixels(tmp_path, suffix):
     file, width = tmp_path / f"a{suffix}", formats.MOST_PIXELS + 1
@@ -57,15 +47,6 @@ def test_a_tiff_without_pixels_is_named(tmp_path, tag):
             reader(tmp_path / "a.tif")
 
 
-def test_postscript_is_refused_everywhere(tmp_path, ghostscript):
-    photo = tmp_path / "photo.png"
-    photo.write_bytes(POSTSCRIPT)
-    for reader in (images.read_file, images.header_size):
-        with pytest.raises(images.ImageError, match=r"photo\.png is not an image of a known format: save it as PNG"):
-            reader(photo)
-    assert not ghostscript.exists()
-
-
 @pytest.mark.parametrize("suffix", sorted(READ_SUFFIXES))
 def test_every_format_is_read_under_every_suffix(tmp_path, suffix):
     whole, mode = tmp_path / f"whole{suffix}", {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
@@ -82,11 +63,14 @@ def test_every_format_is_read_under_every_suffix(tmp_path, suffix):
         assert torch.equal(found.pixels, expected.pixels)
 
 
-@pytest.mark.parametrize("content", [b"8BPS\0\1" + bytes(99), b"SIMPLE  =", b"GIF89a" + bytes(20), b"text", b""])
+@pytest.mark.parametrize(
+    "content", [POSTSCRIPT, b"8BPS\0\1" + bytes(99), b"SIMPLE  =", b"GIF89a" + bytes(20), b"text", b""]
+)
 def test_other_formats_are_refused(tmp_path, content):
     (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(images.ImageError, match=r"a\.png is not an image of a known format"):
-        images.read_file(tmp_path / "a.png")
+    for reader in (images.read_file, images.header_size):
+        with pytest.raises(images.ImageError, match=r"a\.png is not an image of a known format: save it as PNG"):
+            reader(tmp_path / "a.png")
 
 
 def png(before=b"", after=b""):

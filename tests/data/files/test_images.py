@@ -101,14 +101,6 @@ def test_unwritable_places(tmp_path, image):
     assert {file.name for file in tmp_path.iterdir()} == {"file", "taken.png"}  # nothing half-written stays
 
 
-@pytest.mark.parametrize("depth", [8, 16])
-def test_a_tiff_says_that_its_colours_are_not_multiplied_with_alpha(tmp_path, depth):
-    like = images.ImageFile(torch.zeros(3, 4, 4, dtype=torch.uint8), torch.zeros(1, 4, 4, dtype=torch.uint8))
-    images.write(tmp_path / "a.tif", torch.zeros(3, 4, 4), like, depth)
-    with tifffile.TiffFile(tmp_path / "a.tif") as file:
-        assert file.pages[0].extrasamples == (tifffile.EXTRASAMPLE.UNASSALPHA,)
-
-
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "I;16", "P", "RGB", "RGBA"])
 def test_an_image_of_one_colour_channel_is_grey_and_has_three_equal_ones(tmp_path, image, mode):
     before = pil(image).convert("L").convert(mode)
@@ -117,17 +109,6 @@ def test_an_image_of_one_colour_channel_is_grey_and_has_three_equal_ones(tmp_pat
     assert found.grey is (mode in ("1", "L", "LA", "I;16"))
     assert (found.pixels == found.pixels[:1]).all()
     assert np.array_equal(found.pixels[0], np.array(before if mode == "I;16" else before.convert("L")))
-
-
-def test_transparent_palettes_keep_their_alpha(tmp_path):
-    palette = Image.new("P", (4, 3), 1)
-    palette.putpalette([0, 0, 0, 200, 100, 50])
-    palette.putpixel((2, 1), 0)
-    palette.save(tmp_path / "a.png", transparency=0)
-    image = images.read_file(tmp_path / "a.png")
-    assert image.pixels[:, 0, 0].tolist() == [200, 100, 50]
-    assert image.alpha[0, 1, 2] == 0
-    assert image.alpha.sum() == 11 * 255
 
 
 @pytest.mark.parametrize("name", ["a.webp", "a.tif", "cmyk.tif", "deep.tif", "a.png", "a.avif", "mpo.jpg"])
