@@ -216,7 +216,7 @@ class Draft:
             given, each = (x.repeat_interleave(times, 0) for x in (blurry.given, weight))
             images = kept(images, given, each)
             std = None if std is None else std * weight
-            share = share if blurry.mask is None else weight
+            share = share if blurry.mask is None else share * weight
         discarded = self.prediction.discarded
         part = None if discarded is None else discarded.float().mean((1, 2, 3))
         return DeblurOutput(images, self.predictions, std, error, share, self.tiles, blurry.scale, part)

@@ -30,7 +30,16 @@ from deblur.image_processor import (
     write_images,
 )
 from deblur.keep_sharp import restored_share
-from deblur.models.diffusion import Estimator, ScaleKind, clip_residual, predict, residual_size, to_network, to_world
+from deblur.models.diffusion import (
+    LARGEST_SIZE,
+    Estimator,
+    ScaleKind,
+    clip_residual,
+    predict,
+    residual_size,
+    to_network,
+    to_world,
+)
 from deblur.models.networks.mixins import ConfigMixin, DDPMScheduler, randn_tensor
 from deblur.models.samplers import Multistep, Step, ddim_step, ddpm_step, sample
 from deblur.models.schedules import betas_of, levels_of
@@ -190,6 +199,8 @@ class DeblurPipeline(ConfigMixin):
         outside = beyond_range(x_init)
         if outside is None:
             return Prediction(x_init, log_size, self.error_curve)
+        if log_size is not None:
+            log_size = log_size.nan_to_num(nan=math.log(LARGEST_SIZE))
         return Prediction(torch.where(outside, y, x_init), log_size, self.error_curve, outside)
 
     def require_stages(self, stages: int | None) -> None:
@@ -461,11 +472,11 @@ def tiled(function: Callable, network: nn.Module, tile: int | None, memory: int 
 def beyond_range(x_init: Tensor) -> Tensor | None:
     """Where a prediction (N, 3, H, W) is no image's, and around it: (N, 1, H, W) of bool; None: nowhere.
 
-    A network may give any values for an image unlike its training: coloured specks and patches.
+    A network may give any values for an image unlike its training, also nan: coloured specks and patches.
     """
-    if not (x_init.max() > LARGEST_PREDICTION or x_init.min() < -LARGEST_PREDICTION):
+    if x_init.max() <= LARGEST_PREDICTION and x_init.min() >= -LARGEST_PREDICTION:  # neither is true of nan
         return None
-    beyond = (x_init.abs() > LARGEST_PREDICTION).any(dim=1, keepdim=True)
+    beyond = ~(x_init.abs() <= LARGEST_PREDICTION).all(dim=1, keepdim=True)
     return max_pool2d(beyond.float(), 2 * DISCARDED_AROUND + 1, stride=1, padding=DISCARDED_AROUND) > 0
 
 
