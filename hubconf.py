@@ -2,7 +2,8 @@
 
 from typing import Any
 
-dependencies = ["torch", "diffusers", "safetensors", "huggingface_hub", "jsonargparse", "docstring_parser", "yaml"]
+dependencies = ["torch", "numpy", "PIL", "psutil", "diffusers", "safetensors", "huggingface_hub"]
+dependencies += ["jsonargparse", "docstring_parser", "yaml"]
 
 
 def pipeline(checkpoint: str = "lite", **options: Any) -> Any:

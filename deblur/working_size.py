@@ -135,7 +135,7 @@ def vanishing_scale(scales: Sequence[float], sizes: Sequence[float], share: floa
 
 
 def detailed_regions(image: Tensor, rule: WorkingSize, weight: Tensor | None = None) -> list[tuple[slice, slice]]:
-    """Rows and columns of the regions of an image (1, 3, H, W) that have the strongest edges; they do not overlap."""
+    """Rows and columns of the regions of an image (1, 3, H, W) that have the strongest edges; each edge counts once."""
     scale = min(1.0, LONGEST_SEARCHED_SIDE / max(image.shape[-2:]))
     small = reduced(image, scale).mean(1, keepdim=True)
     edges = small.diff(dim=3)[..., :-1, :].square() + small.diff(dim=2)[..., :-1].square()

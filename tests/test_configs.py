@@ -1,5 +1,6 @@
 """Every config file builds the run it describes, through the command line that people use."""
 
+import re
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -29,9 +30,14 @@ def build(config, folder, *flags):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_builds(config, tmp_path):
+def test_every_config_builds_networks_of_the_size_that_the_readme_says(config, tmp_path):
     built = build(config, tmp_path)
     assert isinstance(built.model, PredictAndRefine)
+    [row] = [row for row in (ROOT / "README.md").read_text().splitlines() if row.startswith(f"| `{config.name}` ")]
+    networks = built.model.predictor, built.model.denoiser
+    millions = [sum(weight.numel() for weight in network.parameters()) / 1e6 for network in networks]
+    for size, told in zip(millions, re.findall(r"([\d.]+) M\b", row), strict=True):
+        assert float(told) == round(size, len(told.partition(".")[2]))
     assert built.trainer.max_steps > 0
     assert built.trainer.default_root_dir == str(tmp_path)
     assert {"Averages", "Speed", "Scores"} <= {type(c).__name__ for c in built.trainer.callbacks}

@@ -39,6 +39,14 @@ def test_the_pages_are_short_and_name_no_commit():
         assert not re.search(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,40}\b", page)
 
 
+def test_the_readme_says_about_how_many_lines_the_method_has():
+    told = re.search(r"read these files, about ([\d,]+) lines(.*?)docs/method", (ROOT / "README.md").read_text(), re.S)
+    files = re.findall(r"`(\w+/\w+\.py)`", told[2])
+    lines = sum(len((ROOT / file).read_text().splitlines()) for file in files)
+    assert len(files) == 5
+    assert abs(int(told[1].replace(",", "")) - lines) <= 50
+
+
 def test_the_citation_and_the_security_page_say_what_the_program_has():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["cff-version"] == "1.2.0"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import hubconf
 from tests.conftest import fresh
 
 ROOT = Path(__file__).parents[1]
@@ -162,6 +163,17 @@ def test_what_the_program_imports_is_required():
                 installs = {canonical(each) for each in distributions.get(name, [name])}
                 declared = always if id(node) in at_import and path not in OPTIONAL else optional
                 assert installs & declared, f"{path.relative_to(ROOT)} imports {name}, which no requirement file names"
+
+
+def test_torch_hub_asks_for_what_a_pipeline_imports():
+    files = "*(module.__file__ for name, module in sys.modules.items() if name.startswith('deblur'))"
+    done = fresh(f"import sys, deblur.pipeline; print({files})")
+    top = [node for file in done.stdout.split() for node in parsed(Path(file).resolve()).body]
+    names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in top if isinstance(node, ast.ImportFrom)}
+    assert len(names) > 50, done.stderr
+    lacking = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"deblur", *hubconf.dependencies}
+    assert not lacking
 
 
 def test_the_constraints_are_exact_versions():
