@@ -34,14 +34,8 @@ ABSENT_PARTS = (
     ("/HDRGainMap/1.0/", ("",), "the gain map of an HDR photo is left out"),
     ("/photos/dd/1.0/device/", ("",), "the depth map of a photo is left out"),
     ("/xmp/note/", ("HasExtendedXMP",), "the second part of its XMP is left out"),
-    ("/photos/1.0/container/", ("",), "the further images in its file are left out"),
+    ("/photos/1.0/container/", ("",), "the further parts of its file are left out"),
 )
-REMARKS_ON_PARTS = {
-    "MotionPhoto": ABSENT_PARTS[0][2],
-    "GainMap": ABSENT_PARTS[1][2],
-    "DepthMap": ABSENT_PARTS[3][2],
-    "Depth": ABSENT_PARTS[3][2],
-}
 NO_XMP = "has XMP that cannot be read, which is left out"  # a remark
 
 # TIFF tags that describe the photograph, not the layout of the file.
@@ -157,27 +151,18 @@ def present(xmp: bytes | None) -> tuple[bytes | None, tuple[str, ...]]:
     remarks: dict[str, None] = {}
     try:
         document = minidom.parseString(xmp.rstrip(b"\0 "))
-        _strip(document, remarks)
+        for element in document.getElementsByTagName("*"):
+            if remark := _absent(element):
+                remarks[remark] = None
+                element.parentNode.removeChild(element)
+            for attribute in list(element.attributes.values()):
+                if remark := _absent(attribute):
+                    remarks[remark] = None
+                    element.removeAttributeNode(attribute)
         text = "".join(node.toxml() for node in document.childNodes)
     except (ExpatError, RecursionError):
         return None, (NO_XMP,)
     return (text.encode(), tuple(remarks)) if remarks else (xmp, ())
-
-
-def _strip(node: minidom.Node, remarks: dict[str, None]) -> None:
-    """Remove what is said about absent parts below a node, and add a remark for each kind of these."""
-    for child in list(node.childNodes):
-        if child.nodeType != minidom.Node.ELEMENT_NODE:
-            continue
-        if remark := _absent(child):
-            remarks |= dict.fromkeys(_named_parts(child) or [remark])
-            node.removeChild(child)
-            continue
-        for attribute in list(child.attributes.values()):
-            if remark := _absent(attribute):
-                remarks[remark] = None
-                child.removeAttributeNode(attribute)
-        _strip(child, remarks)
 
 
 def _absent(node: minidom.Node) -> str | None:
@@ -186,16 +171,6 @@ def _absent(node: minidom.Node) -> str | None:
         if (node.namespaceURI or "").endswith(end) and node.localName.startswith(beginnings):
             return remark
     return None
-
-
-def _named_parts(element: minidom.Element) -> list[str]:
-    """The remarks on the parts that a directory of parts names; empty for other elements."""
-    remarks = []
-    for inner in element.getElementsByTagName("*"):
-        for name, value in inner.attributes.items():
-            if name.endswith(":Semantic") and value in REMARKS_ON_PARTS:
-                remarks.append(REMARKS_ON_PARTS[value])
-    return remarks
 
 
 def _sized_xmp(xmp: bytes, width: int, height: int) -> bytes:

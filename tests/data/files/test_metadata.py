@@ -211,7 +211,9 @@ CLAIMS = {
     f'xmlns:G="{CAMERA}" G:MotionPhoto="1" G:MicroVideoOffset="5"/>': VIDEO,
     f'xmlns:G="{CAMERA}"><G:MotionPhoto>1</G:MotionPhoto></rdf:Description>': VIDEO,
     f'xmlns:C="{ITEMS}" xmlns:I="{ITEMS}item/"><C:Directory><rdf:Seq><rdf:li rdf:parseType="Resource"><C:Item'
-    ' I:Semantic="MotionPhoto" I:Length="5"/></rdf:li></rdf:Seq></C:Directory></rdf:Description>': VIDEO,
+    ' I:Semantic="MotionPhoto" I:Length="5"/></rdf:li></rdf:Seq></C:Directory></rdf:Description>': (
+        "the further parts of its file are left out"
+    ),
     'xmlns:hdrgm="http://ns.adobe.com/hdr-gain-map/1.0/" hdrgm:Version="1.0"/>': GAIN,
     'xmlns:H="http://ns.apple.com/HDRGainMap/1.0/"><H:HDRGainMapVersion>6</H:HDRGainMapVersion></rdf:Description>': (
         GAIN
