@@ -153,7 +153,7 @@ class DeblurDataModule(pl.LightningDataModule):
                         f"warning: the predictions in {stored.folder} are of --stages {stored.predictor.stages}: what"
                         " is trained on them belongs to samples with as many, and by default all stages are run"
                     )
-            self.train_set = parts[0] if len(parts) == 1 else Mix(parts, [source.weight for source in sources])
+            self.train_set = Mix(parts, [source.weight for source in sources])
         if stage == "validate" or (stage == "fit" and self.roots["val"]):
             self.val_set = self._frames(*self._sources("val"), "val", self.val_crop)
             if stage == "fit":
@@ -164,7 +164,7 @@ class DeblurDataModule(pl.LightningDataModule):
     def _warn_of_shared_images(self) -> None:
         """Warn if validation images are also trained on, for example when both use a folder without train/ and val/."""
         val = _sharp_files(self.val_set)
-        shared = sorted(val & _sharp_files(self.train_set))
+        shared = sorted(val & _sharp_files(*self.train_set.parts))
         if shared:
             names = ", ".join(os.path.basename(path) for path in shared[:3]) + (", ..." if len(shared) > 3 else "")
             rank_zero_info(
@@ -277,7 +277,6 @@ class DeblurDataModule(pl.LightningDataModule):
 
 
 def _only_predictor(parts: Sequence[TrainPairs]) -> str:
-    """The hash of the one predictor whose predictions all datasets have."""
     predictors = {part.predictions.predictor.sha256: part.predictions for part in parts}
     if len(predictors) > 1:
         folders = " and ".join(str(predictions.folder) for predictions in predictors.values())
@@ -316,8 +315,5 @@ def _outlive_sigterm(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; workers end with the main one
 
 
-def _sharp_files(dataset: Dataset) -> set[str]:
-    """The paths of a dataset's sharp images."""
-    if isinstance(dataset, Mix):
-        return set().union(*map(_sharp_files, dataset.parts))
-    return {os.path.abspath(getattr(item, "sharp", item)) for item in dataset.items}
+def _sharp_files(*datasets: Dataset) -> set[str]:
+    return {os.path.abspath(getattr(item, "sharp", item)) for dataset in datasets for item in dataset.items}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deblur.data.files.images import header_size, to_float
 from deblur.data.layouts import DatasetError
-from deblur.data.pairs import Mix, TrainPairs, reflect_to
+from deblur.data.pairs import Mix, reflect_to
 from deblur.data.predictions import to_log_size
 from deblur.progress import ProgressBar
 from deblur.tiling import free_memory
@@ -28,19 +28,18 @@ class FramesOnDevice:
     kept as they are; where a kind of frame has 16 bits in one file, all of that kind take 16.
 
     Args:
-        dataset: TrainPairs or TrainSharp, or a Mix of one of these.
+        dataset: a Mix of TrainPairs or of TrainSharp.
         device: where the frames are kept.
 
     Raises:
         DatasetError: the frames need more memory than is free.
     """
 
-    def __init__(self, dataset: TrainPairs | Mix, device: torch.device):
+    def __init__(self, dataset: Mix, device: torch.device):
         self.dataset, self.device = dataset, device
-        self.parts = dataset.parts if isinstance(dataset, Mix) else [dataset]
-        self.side = self.parts[0].patch_size
-        self.firsts = [sum(len(part.items) for part in self.parts[:at]) for at in range(len(self.parts))]
-        items = [(part, item) for part in self.parts for item in part.items]
+        self.side = dataset.parts[0].patch_size
+        self.firsts = [0, *accumulate(len(part.items) for part in dataset.parts)]  # frame of each part
+        items = [(part, item) for part in dataset.parts for item in part.items]
         headers = [header_size(getattr(item, "sharp", item)) for _, item in items]
         areas = [max(width, self.side) * max(height, self.side) for width, height in headers]
         self.starts = [0, *accumulate(areas)]
@@ -90,8 +89,8 @@ class FramesOnDevice:
         """The crops of these items of the dataset's stream, (N, channels, side, side), and their names and seeds."""
         places, labels = [], []
         for number in numbers:
-            part, position = self.dataset.place(number) if isinstance(self.dataset, Mix) else (0, number)
-            dataset = self.parts[part]
+            part, position = self.dataset.place(number)
+            dataset = self.dataset.parts[part]
             index = dataset.index(position)
             frame = self.firsts[part] + index
             for window in dataset.windows(position, *self.sizes[frame]):

@@ -109,7 +109,7 @@ class TrainSharp(TrainPairs):
 
 
 class Mix(Dataset):
-    """Several training datasets as one stream, in which each has its share of the items, evenly spread.
+    """One or more training datasets as one stream, in which each has its share of the items, evenly spread.
 
     Args:
         parts: TrainPairs or TrainSharp datasets, each with its own seed.

@@ -134,7 +134,7 @@ def test_an_own_layout_is_trained_on_resumed_and_evaluated(outside, run_folder, 
                 images.write(run_folder / "BURSTS" / split / f"{name}_{side}.png", torch.rand(3, 24, 24))
     (run_folder / "layout.yaml").write_text(re.search(r"```yaml\n(data:.*?)```", PAGE, re.DOTALL)[1] + "  blur: null\n")
     run = train.cli(["fit", "--config", "run.yaml", "--config", "layout.yaml", *SHORT])
-    assert [len(split) for split in (run.datamodule.train_set, run.datamodule.val_set)] == [2, 2]
+    assert [len(split) for split in (run.datamodule.train_set.parts[0], run.datamodule.val_set)] == [2, 2]
     with caplog.at_level("INFO"):
         assert fit("--config", "layout.yaml", "--trainer.max_steps", "3") == 0
     assert "resumed from run/checkpoints/last.ckpt, step 2" in caplog.text

@@ -84,7 +84,7 @@ def test_a_manifest_is_data_and_no_config_of_data(run_folder, way):
     Path("pairs.csv").write_text("blurry,sharp\n" + ",".join(pairs))
     Path("data.yaml").write_text("data: {train: pairs.csv}")
     run = train_run("run", "--trainer.max_steps", "1", "--data.blur", "null", "--data.val", "null", *way.split())
-    assert [pair.name for pair in run.datamodule.train_set.items] == ["blur/a"]
+    assert [pair.name for pair in run.datamodule.train_set.parts[0].items] == ["blur/a"]
 
 
 @pytest.mark.parametrize(("interval", "accumulated"), [("1000", 1), ("1000", 2), ("null", 1)])

@@ -172,8 +172,8 @@ def test_synthetic_training_with_real_validation(tmp_path, root):
     data = DeblurDataModule(str(root / "train" / "sharp"), str(root), str(root / "test"), blur=SHAKE, patch_size=16)
     recorder = Recorder()
     trainer(tmp_path, max_steps=1, num_sanity_val_steps=0, val_check_interval=1).fit(recorder, data)
-    assert all(file.parent == root / "train" / "sharp" for file in data.train_set.items)
-    assert len(data.train_set.items) == 7
+    assert all(file.parent == root / "train" / "sharp" for file in data.train_set.parts[0].items)
+    assert len(data.train_set.parts[0].items) == 7
     assert torch.equal(recorder.seen["val"][0]["blurry"], images.read(root / "val" / "blur" / "0.png")[None])
 
     # Sharp photographs in split folders: the other splits are left alone.
@@ -182,7 +182,7 @@ def test_synthetic_training_with_real_validation(tmp_path, root):
     photos = str(tmp_path / "photos")
     data = DeblurDataModule(photos, photos, blur=SHAKE, patch_size=16)
     trainer(tmp_path, max_steps=1).fit(Recorder(), data)
-    assert [file.stem for file in data.train_set.items + data.val_set.items] == ["train", "val"]
+    assert [file.stem for file in data.train_set.parts[0].items + data.val_set.items] == ["train", "val"]
     assert data.val_set[0]["name"] == "val", "not val/val: a blur follows its name, here and in a set of that folder"
 
 

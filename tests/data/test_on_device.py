@@ -29,7 +29,7 @@ def dataset(request, tmp_path):
     depths = {"16 bits": (16,) * 4, "8 and 16 bits": (8, 16, 8, 16)}.get(request.param, (8,) * 4)
     pairs = write_pairs(tmp_path, depths)
     if request.param == "photographs":
-        return TrainSharp([pair.sharp for pair in pairs], SIDE - 8, margin=4, crops_per_image=2)
+        return Mix([TrainSharp([pair.sharp for pair in pairs], SIDE - 8, margin=4, crops_per_image=2)], [None])
     options = {"crops_per_image": 2}
     if request.param == "predictions":
         options["predictions"] = Predictions(tmp_path / "predictions", Predictor("none", "0", size_head=True))
@@ -37,8 +37,8 @@ def dataset(request, tmp_path):
         for pair in pairs:
             sharp = images.read(pair.sharp)
             options["predictions"].write(pair.name, 1 - sharp, sharp[:1] - 4)
-    one = TrainPairs(pairs, SIDE, **options)
-    return Mix([one, TrainPairs(pairs[1:], SIDE, seed=4, **options)], [1.0, 2.5]) if request.param == "mix" else one
+    parts = [TrainPairs(pairs, SIDE, **options), TrainPairs(pairs[1:], SIDE, seed=4, **options)]
+    return Mix(parts, [1.0, 2.5]) if request.param == "mix" else Mix(parts[:1], [None])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -59,7 +59,7 @@ def test_crops_are_those_of_the_files(dataset, device):
 @pytest.mark.parametrize(("depths", "bytes_a_sample"), [((8,) * 4, 2), ((16,) * 4, 4), ((8, 16, 8, 16), 5)])
 def test_frames_that_do_not_fit_are_refused(tmp_path, monkeypatch, depths, bytes_a_sample):
     """Of both sides; where a later file has 16 bits, one side is there in 8 and in 16 while it is widened."""
-    dataset = TrainPairs(write_pairs(tmp_path, depths), SIDE)
+    dataset = Mix([TrainPairs(write_pairs(tmp_path, depths), SIDE)], [None])
     needed = bytes_a_sample * 3 * (40 * 30 + 17 * 50 + 16 * 33 + 16 * 16)
     monkeypatch.setattr("deblur.data.on_device.free_memory", lambda device: needed)
     FramesOnDevice(dataset, torch.device("cpu"))
