@@ -314,7 +314,6 @@ LISTERS = {
 
 
 def _read_list(file: Path) -> list[list[str]]:
-    """The lines of an official list, each SHARP BLURRY."""
     if not file.is_file():
         raise NoSplitError(f"{file} is missing: the official list of this split must lie there.")
     rows = [line.split() for line in read_lines(file)]
@@ -339,7 +338,6 @@ def _listed(layout: str, variant: str, named: Iterable[tuple[str, Path, Path]]) 
 
 
 def _flat(layout: str, variant: str, blurry: Path, sharp: Path) -> Listing:
-    """The pairs of two folders."""
     for folder in (blurry, sharp):
         if not folder.is_dir():
             raise DatasetError(f"{folder.parent} has no folder {folder.name}.")

@@ -125,7 +125,6 @@ def _draw_points(axes: Axes, points: Sequence[_Point], colours: Mapping[str, str
 
 
 def _draw_lines(axes: Axes, points: Sequence[_Point], letter: str, colour: str | None) -> None:
-    """Draw an evaluation's front and its controls."""
     places = {point.row.label: point.place for point in points}
     front = sorted(point.place for point in points if point.is_on_front)
     if front:
@@ -159,7 +158,6 @@ def _frame(axes: Axes, points: Sequence[_Point]) -> str:
 
 
 def _name_axes(axes: Axes, summary: "Summary", remark: str) -> None:
-    """Label the axes with their direction, and add title and legend."""
     for name, axis, arrow in (("psnr", axes.xaxis, "→"), (summary.perception, axes.yaxis, "↑")):
         title, _, higher_is_better = summary.metrics[name].column
         axis.set_label_text(f"{title}: {'higher' if higher_is_better else 'lower'} is better {arrow}")

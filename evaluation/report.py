@@ -200,12 +200,10 @@ def _entries(evaluations: Evaluations) -> list[dict]:
 
 
 def _listed(value: Facts) -> str:
-    """Several facts as text."""
     return ", ".join(f"{key} {fact}" for key, fact in value.items() if fact is not None)
 
 
 def _jpeg(path: Path) -> str:
-    """An image as JPEG in a data URI."""
     buffer = io.BytesIO()
     with Image.open(path, formats=["PNG"]) as image:
         image.convert("RGB").save(buffer, "JPEG", quality=90, subsampling=0)

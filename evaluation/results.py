@@ -53,8 +53,36 @@ def _write_csv(file: Path, lines: Sequence[dict[str, Any]]) -> None:
 
 def write_document(folder: Path, summary: Summary, examples: Sequence[Example] = ()) -> None:
     """Write results.json into an existing folder."""
+    document = dict(summary.facts) | {
+        "cost": {"denoising_steps": summary.steps},
+        "metrics": {
+            name: {"title": metric.column.title, "higher_is_better": metric.column.higher_is_better}
+            | {"recipe": metric.recipe, "reason": metric.reason}
+            for name, metric in summary.metrics.items()
+        },
+        "controls": {"rows": LABELS, "recipes": controls.RECIPES, "verdict": controls.VERDICT_RECIPE},
+        "axes": {"distortion": "psnr", "perception": summary.perception},
+        "rows": [
+            {
+                "setting": row.label,
+                "fields": dataclasses.asdict(row.settings) if row.settings else {},
+                "images": row.images,
+                "front": row in summary.front,
+                "preset": summary.preset_names.get(row.label),
+                "seconds": row.seconds,
+                "metrics": {name: _entry(row, name, summary) for name in summary.metrics},
+                "verdict": row.verdict and dataclasses.asdict(row.verdict),
+            }
+            for row in summary.rows
+        ],
+        "examples": [
+            {"setting": example.row.label, "image": example.image, "rank": example.rank, "files": example.files}
+            | {"scores": {name: json_number(value) for name, value in example.scores.items()}}
+            for example in examples
+        ],
+    }
     with replacing(folder / "results.json") as part:
-        text = json.dumps(_document(summary, examples), indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
         part.write_text(text + "\n", encoding="utf-8")
 
 
@@ -101,38 +129,6 @@ def json_number(value: float | None) -> float | str | None:
     return value if math.isfinite(value) else str(value)
 
 
-def _document(summary: Summary, examples: Sequence[Example]) -> dict[str, Any]:
-    """The contents of results.json."""
-    return dict(summary.facts) | {
-        "cost": {"denoising_steps": summary.steps},
-        "metrics": {
-            name: {"title": metric.column.title, "higher_is_better": metric.column.higher_is_better}
-            | {"recipe": metric.recipe, "reason": metric.reason}
-            for name, metric in summary.metrics.items()
-        },
-        "controls": {"rows": LABELS, "recipes": controls.RECIPES, "verdict": controls.VERDICT_RECIPE},
-        "axes": {"distortion": "psnr", "perception": summary.perception},
-        "rows": [
-            {
-                "setting": row.label,
-                "fields": dataclasses.asdict(row.settings) if row.settings else {},
-                "images": row.images,
-                "front": row in summary.front,
-                "preset": summary.preset_names.get(row.label),
-                "seconds": row.seconds,
-                "metrics": {name: _entry(row, name, summary) for name in summary.metrics},
-                "verdict": row.verdict and dataclasses.asdict(row.verdict),
-            }
-            for row in summary.rows
-        ],
-        "examples": [
-            {"setting": example.row.label, "image": example.image, "rank": example.rank, "files": example.files}
-            | {"scores": {name: json_number(value) for name, value in example.scores.items()}}
-            for example in examples
-        ],
-    }
-
-
 def _line(row: RowSummary, summary: Summary) -> dict[str, Any]:
     """One line of results.csv, whose numbers are written with nine digits."""
     line = {"setting": row.label}
@@ -150,7 +146,6 @@ def _line(row: RowSummary, summary: Summary) -> dict[str, Any]:
 
 
 def _entry(row: RowSummary, name: str, summary: Summary) -> dict[str, Any]:
-    """A row's entry for one metric in results.json."""
     estimate, difference = row.estimates.get(name, NOTHING), row.differences.get(name, NOTHING)
     numbers = dataclasses.asdict(estimate) | _interval("difference", difference)
     missing = row.missing.get(name, summary.metrics[name].reason if estimate.mean is None else None)

@@ -217,7 +217,6 @@ def score_images(plan: Plan) -> None:
 
 
 def _score_fixed_rows(batch: _Batch) -> None:
-    """Score all rows but the settings."""
     plan, (blurry, sharp) = batch.plan, batch.sides
     rows = {row.label: row for row in plan.rows}
     batch.score(blurry, rows[BLURRY])

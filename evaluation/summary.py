@@ -246,7 +246,6 @@ def _ranked(summary: Summary, row: RowSummary) -> pd.DataFrame:
 
 
 def _table(plan: Plan) -> pd.DataFrame:
-    """`Summary.scores`."""
     scores, lines = plan.journal.scores(), []
     names = {image.name: escaped(image.name) for image in plan.images}
     for row in plan.rows:
@@ -259,7 +258,6 @@ def _table(plan: Plan) -> pd.DataFrame:
 
 
 def _estimates(scores: pd.DataFrame, seed: int) -> dict[str, Estimate]:
-    """The mean of each row over the images."""
     return dict(zip(scores, estimates(scores.to_numpy(), seed), strict=True))
 
 
