@@ -66,13 +66,16 @@ class Track(Callback):
     """
 
     def __init__(self):
-        self.sums = torch.zeros(2, len(EDGES) + 1)  # per bin: the sum of losses and the number of crops
+        self.sums = torch.zeros(2, len(EDGES) + 1)  # per bin: this process's sum of losses and number of crops
 
-    def state_dict(self) -> dict:
-        return {"sums": self.sums.tolist()}
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
+        sums = trainer.strategy.reduce(self.sums.clone(), reduce_op="sum")
+        checkpoint["denoiser_loss_sums"] = sums.tolist()
 
-    def load_state_dict(self, state_dict: dict) -> None:
-        self.sums = torch.tensor(state_dict["sums"])
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
+        # One process has those of all; older checkpoints have none.
+        if trainer.is_global_zero and "denoiser_loss_sums" in checkpoint:
+            self.sums = torch.tensor(checkpoint["denoiser_loss_sums"])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.sums = self.sums.to(pl_module.device)

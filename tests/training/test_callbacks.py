@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import lpips
 import numpy as np
@@ -20,7 +21,7 @@ from deblur.evaluation.perceptual import Lpips
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.pipeline import load_pipeline
 from deblur.settings import SamplingSettings
-from deblur.training.callbacks import Averages, log_offline_without_key
+from deblur.training.callbacks import Averages, Track, log_offline_without_key
 from tests.tiny import fit, metrics, module, train_run, weights
 
 pytestmark = [pytest.mark.commands, pytest.mark.usefixtures("run_folder"), pytest.mark.filterwarnings("ignore")]
@@ -135,6 +136,18 @@ def test_the_loss_by_noise_level_is_a_mean_of_what_is_finite_over_the_steps_sinc
         for k, values in bins.items():
             shown = row.get(f"denoiser_loss/snr_{k}")
             assert float(shown) == pytest.approx(sum(values) / len(values), rel=1e-4) if values else shown is None
+
+
+def test_a_checkpoint_has_the_losses_of_all_processes_once():
+    track, checkpoint = Track(), {}
+    track.sums += 3
+    of_two = SimpleNamespace(reduce=lambda sums, reduce_op: sums.mul_(2))  # in place, as Lightning's
+    track.on_save_checkpoint(SimpleNamespace(strategy=of_two), None, checkpoint)
+    assert (track.sums == 3).all()
+    for is_first, kept in ((True, 6), (False, 0)):
+        resumed = Track()
+        resumed.on_load_checkpoint(SimpleNamespace(is_global_zero=is_first), None, checkpoint)
+        assert (resumed.sums == kept).all()
 
 
 FIT = ["fit", "--config", "run.yaml", "--trainer.default_root_dir"]
