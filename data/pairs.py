@@ -221,6 +221,8 @@ def cut(frame: Tensor, size: int, window: tuple[int, int, int, int]) -> Tensor:
 
 def reflect_to(frames: Tensor, size: int) -> Tensor:
     """Pad (..., H, W) by reflection to the right and below until both sides reach `size`."""
+    if min(frames.shape[-2:]) >= size:
+        return frames
     padding = [(0, max(0, size - side)) for side in frames.shape[-2:]]
     return torch.from_numpy(np.pad(frames.numpy(), [(0, 0)] * (frames.ndim - 2) + padding, mode="reflect"))
 
