@@ -183,11 +183,12 @@ def test_a_foreign_manifest_is_named(place):
 
 
 def test_folders_are_listed_once_and_results_are_no_inputs(place, tmp_path):
-    names = ("a/1.png", "b/2.png", "out/1.png", "out/manifest.parquet", "web/manifest.json")
-    place.write(dict.fromkeys(names, b"[]"))
+    names = ("a/1.png", "b/2.png", "out/1.png", "out/manifest.parquet", "web/manifest.json", "local/1.png")
+    place.write(dict.fromkeys(names, b"[]") | {"local/manifest.json": b'{"1.png": {"written": ["1.png"]}}'})
     os.symlink(place.base, f"{place.base}/a/up")
     os.symlink(f"{place.base}/b", f"{place.base}/c")
     assert set(place.inputs()) == {"a/1.png", "b/2.png", "web/manifest.json"}
-    assert set(place.list()) == set(names)
-    with pytest.raises(StoreError, match="out holds restored images"):
-        Place(f"{place.base}/out").inputs()
+    assert set(place.list()) == {*names, "local/manifest.json"}
+    for folder in ("out", "local"):
+        with pytest.raises(StoreError, match=f"{folder} holds restored images"):
+            Place(f"{place.base}/{folder}").inputs()

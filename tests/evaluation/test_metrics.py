@@ -189,6 +189,16 @@ def test_a_metric_of_one_s_own_says_by_itself_that_lower_is_better(tmp_path, mon
     assert metric.column.higher_is_better == higher
 
 
+def test_another_code_of_one_s_own_metric_is_another_recipe(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    recipes = []
+    for code in ("restored.mean((1, 2, 3))", "restored.amax((1, 2, 3))", "restored.mean((1, 2, 3))"):
+        (tmp_path / "mine.py").write_text(f"def own(restored, sharp):\n    return {code}\n")
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        recipes.append(make_metrics(["mine.own"])["mine.own"].recipe)
+    assert recipes[0] == recipes[2] != recipes[1]
+
+
 def test_what_niqe_cannot_score_says_why():
     niqe = Niqe()
     with pytest.raises(MetricError, match="NIQE needs two blocks of 96x96 pixels and the image is 191x190"):

@@ -176,12 +176,12 @@ def limit(monkeypatch, name):
 
 
 def test_out_of_memory_halves_a_batch_and_names_a_photo(checkpoint, tmp_path, monkeypatch, capsys):
-    for i in range(4):
+    for i in range(7):
         images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, 20, 20))
     images.write(tmp_path / "in" / "large.png", torch.rand(3, 99, 99))
     limit(monkeypatch, "__call__")
-    assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out", "--batch_size", "4") == 1
-    assert set(restored(tmp_path / "out")) == {f"{i}.png" for i in range(4)}
+    assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out", "--batch_size", "7") == 1
+    assert set(restored(tmp_path / "out")) == {f"{i}.png" for i in range(7)}
     assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
 
 

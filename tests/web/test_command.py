@@ -49,11 +49,13 @@ def test_help_names_every_flag(capsys):
     assert "largest photograph in megapixels" in said
 
 
-def test_the_page_is_for_this_machine_unless_told(capsys):
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "127.0.0.1", "localhost", "::1"])
+def test_the_page_is_for_this_machine_unless_told(capsys, host):
     assert app.Served().host == "127.0.0.1"
-    assert app.main(["--host", "0.0.0.0", "--checkpoint", "nowhere"]) == 2
-    assert "warning: everybody who reaches 0.0.0.0 can use the page: give --auth" in capsys.readouterr().err
-    assert app.main(["--host", "0.0.0.0", "--auth", "a:b", "--checkpoint", "nowhere"]) == 2
+    assert app.main(["--host", host, "--checkpoint", "nowhere"]) == 2
+    warning = f"warning: everybody who reaches {host} can use the page: give --auth"
+    assert (warning in capsys.readouterr().err) == (host not in ("127.0.0.1", "localhost", "::1"))
+    assert app.main(["--host", host, "--auth", "a:b", "--checkpoint", "nowhere"]) == 2
     assert "warning" not in capsys.readouterr().err
 
 
