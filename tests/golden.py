@@ -28,6 +28,7 @@ STORED = ("gopro_test_01.png", "page.png")  # those whose crops are
 CROP = slice(90, 186)
 RESTORED = [("lite", "pairs", "*"), ("text", "page", "*"), ("u2net", "pairs", "*")]
 RESTORED.append(("maxim", "pairs", "realblur_*"))  # the smallest: a frame takes half a minute
+RESTORED.append(("swift", "pairs", "rsblur_*"))  # large enough to be seen at half its size
 
 
 def restored() -> Iterator[tuple[str, str, str, Tensor, Tensor]]:

@@ -63,6 +63,8 @@ from PIL import Image
 pipeline = torch.hub.load(sys.argv[1], "pipeline", "lite", source="local")
 image = Image.open("photo.png")
 print(pipeline(image, "balanced").images[0].size, pipeline(image, "perceptual").images[0].size)
+for precision in ("fp32", "bf16"):
+    print(torch.hub.load(sys.argv[1], "pipeline", "lite", source="local", precision=precision).precision)
 import models, data, training
 print(models.THEIRS, data.THEIRS, training.THEIRS)
 """
@@ -70,7 +72,7 @@ print(models.THEIRS, data.THEIRS, training.THEIRS)
 
 def test_torch_hub_restores_beside_packages_of_the_same_names(project):
     done = said(sys.executable, "-c", HUB, ROOT, folder=project)
-    assert done.stdout.splitlines() == ["(40, 30) (40, 30)", "True True True"], done.stderr
+    assert done.stdout.splitlines() == ["(40, 30) (40, 30)", "fp32", "bf16", "True True True"], done.stderr
 
 
 def test_a_script_restores_beside_packages_of_the_same_names(project):

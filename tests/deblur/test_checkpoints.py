@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from deblur import hub as index
+from deblur.architectures import require_network
 from deblur.checkpoints import checkpoint_hash, network_hash, save_presets, update_index
 from deblur.hub import CheckpointError
 from deblur.models.networks.base import Cascade
@@ -150,6 +151,22 @@ def test_an_own_network_computes_in_float32_also_in_a_cascade(tmp_path, first, s
     for network in pipeline.predictor.children() if second is not None else [pipeline.predictor]:
         assert network.unet.stem.weight.dtype == (torch.float32 if type(network) is Own else torch.bfloat16)
     assert pipeline(torch.rand(3, 16, 16), SamplingSettings(blend=0.0), output_type="pt").images.isfinite().all()
+
+
+class Drawing(Own):
+    """Another one, which draws random numbers."""
+
+    def forward(self, *images):
+        return super().forward(*images) + torch.rand(1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_own_network_is_tried_and_stays_as_it_was_handed_over(training):
+    network = Drawing((8, 12), (1, 1)).train(training)
+    drawn_before = torch.get_rng_state()
+    require_network(network, "predictor")
+    assert torch.equal(torch.get_rng_state(), drawn_before)
+    assert network.training == training
 
 
 def test_the_hash_of_a_network_has_one_zero_and_follows_its_weights_of_whatever_type():

@@ -55,6 +55,8 @@ def test_arrays_keep_shape_depth_and_alpha(array, channels):
     assert np.allclose(tensor[1, 0], first / most, atol=1e-6)
     same = write_images(tensor, layouts, "np")
     assert len(same) == 2 and same[1].dtype == array.dtype and np.allclose(same[1], array)
+    shown = np.asarray(write_images(tensor, layouts, "pil")[1])
+    assert np.allclose(shown / np.iinfo(shown.dtype).max, array.squeeze() / most, atol=0.51 / 255)
 
 
 def test_photos_are_turned_upright(tmp_path):

@@ -101,6 +101,13 @@ def test_a_background_out_of_focus_is_kept_and_what_moved_before_a_sharp_one_res
         assert (share[..., :300] == 1).all() if moved else not share.any()
 
 
+def test_what_the_predictor_changes_in_one_direction_has_moved_though_its_edges_lie_in_none():
+    sharp, change = noise(256, 512), torch.zeros(1, 3, 256, 512)
+    change[..., :384] = 0.5 * (gaussian_blur(noise(256, 384, 1), [1, 13], [0.01, 1.4]) - 0.5)
+    soft = torch.cat([blurred(sharp)[..., :384], sharp[..., 384:]], dim=3)
+    assert (restored_share(soft, predicted(soft + change), 2.5)[..., :300] == 1).all()
+
+
 def test_specks_that_look_blurred_are_none():
     sharp = noise(512, 512)
     for side, found in ((24, False), (200, True)):

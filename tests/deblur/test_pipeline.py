@@ -270,8 +270,10 @@ def test_hidden_colours_change_no_visible_pixel_and_stay(options, keep_sharp):
 def test_several_samples_have_their_image_s_alpha_and_hidden_colours():
     clear = GENERATOR.integers(65536, size=(7, 9, 4), dtype=np.uint16)
     clear[:2, :, 3] = 0
-    restored = tiny_pipeline()([clear, clear[::-1]], SamplingSettings(steps=1, num_samples=2)).images
-    for one, own in zip(restored, [clear, clear, clear[::-1], clear[::-1]], strict=True):
+    opaque = clear[..., :3]
+    restored = tiny_pipeline()([opaque, clear, clear[::-1]], SamplingSettings(steps=1, num_samples=2)).images
+    assert restored[0].shape == restored[1].shape == opaque.shape
+    for one, own in zip(restored[2:], [clear, clear, clear[::-1], clear[::-1]], strict=True):
         assert np.array_equal(one[..., 3], own[..., 3])
         assert np.array_equal(one[own[..., 3] == 0], own[own[..., 3] == 0])
 
