@@ -280,14 +280,27 @@ class DeblurPipeline(ConfigMixin):
         limits: Limits = NO_LIMITS,
         area: Area = WHOLE,
     ) -> DeblurOutput:
-        """Restore images (N, 3, H, W) in [0, 1]: the method, in its order. The arguments are those of a call."""
+        """Restore images (N, 3, H, W) in [0, 1]. The arguments are those of a call."""
+        draft, samples = self.draw(images, settings, seed, names, progress, limits, area)
+        [output] = draft.restored(samples, [settings])  # x_init + blend s r_0, kept where y is sharp, and enlarged
+        return output
+
+    def draw(
+        self,
+        images: Tensor,
+        settings: SamplingSettings,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        progress: Progress = iter,
+        limits: Limits = NO_LIMITS,
+        area: Area = WHOLE,
+    ) -> tuple[Draft, Iterator[Tensor]]:
+        """The networks' part of a restoration, in its order; whatever is blended in later, they need not run again."""
         self._require_memory(images, settings, limits)
         names = _names(names, len(images))
         blurry = self.prepare(images, area, limits)  # hidden colours are filled, and large images reduced
         draft = self.draft(blurry, settings.stages, limits)  # x_init = g(y), and the residual's scale s
-        samples = self.sample(draft, settings, seed, names, progress, limits)  # r_0, level by level
-        [output] = draft.restored(samples, [settings])  # x_init + blend s r_0, kept where y is sharp, and enlarged
-        return output
+        return draft, self.sample(draft, settings, seed, names, progress, limits)  # r_0, level by level
 
     @torch.no_grad()
     def prepare(self, images: Tensor, area: Area = WHOLE, limits: Limits = NO_LIMITS) -> Blurry:

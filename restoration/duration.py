@@ -106,7 +106,6 @@ def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> Dur
     except ImageError:  # which is said in its turn
         return least
     search = time.perf_counter() - start
-    restorer.scales[photograph.path] = scale
     pixels, side = _pixels_and_longest(restorer, searched, scale)
     return Duration(pace * (others_pixels + pixels) + search * (len(searched) - 1), max(longest, side))
 

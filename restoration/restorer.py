@@ -22,7 +22,7 @@ from deblur.checkpoints import checkpoint_hash
 from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageError, ImageFile, header_size
 from deblur.data.files.kinds import usual_suffix
-from deblur.draft import DeblurOutput
+from deblur.draft import DeblurOutput, Draft
 from deblur.hub import PRETRAINED, PURPOSES, TEXT, name_of
 from deblur.image_processor import visible_pixels
 from deblur.keep_sharp import restored_amount
@@ -101,7 +101,7 @@ class Restorer:
             source, options.device, options.precision, options.provider, options.classes or ()
         )
         self.mask = images.read_mask(options.mask) if options.mask else None
-        self.scales: dict[Path, float] = {}  # that were found before the restoration
+        self.scales: dict[Path, float] = {}  # that were found
         self.predictor_share = 0.5  # of the time of a restoration, unless it was measured
         presets = self.pipeline.config.presets
         self.settings = settings_of(presets, options, numbers)
@@ -163,7 +163,7 @@ class Restorer:
             for path, names in batch:
                 try:
                     photograph = self.read(path, names)
-                    scale = self.scales.pop(path, None) or self.scale_of(photograph)
+                    scale = self.scale_of(photograph)
                     pixels = photograph.image.pixels
                     alike.setdefault((scale, pixels.shape, str(pixels.dtype)), []).append(photograph)
                 except ImageError as error:
@@ -192,15 +192,17 @@ class Restorer:
         most = largest_scale(self.options.scale, self.options.max_side, max(image.pixels.shape[-2:]))
         if self.options.scale != "auto":
             return most
-        area = Area(mask=self.mask, visible=photograph.visible)
-        limits = Limits(memory=self._memory(image.pixels[0].numel()))
-        try:
-            return min(most, self.pipeline.working_scale(image.values[None], area, limits))
-        except (TooLittleMemory, MemoryError, RuntimeError) as error:
-            sentence = refusal(error, *image.pixels.shape[-2:])
-            if sentence is None:
-                raise
-            raise ImageError(f"{photograph.path} {sentence}") from None
+        if photograph.path not in self.scales:
+            area = Area(mask=self.mask, visible=photograph.visible)
+            limits = Limits(memory=self._memory(image.pixels[0].numel()))
+            try:
+                self.scales[photograph.path] = self.pipeline.working_scale(image.values[None], area, limits)
+            except (TooLittleMemory, MemoryError, RuntimeError) as error:
+                sentence = refusal(error, *image.pixels.shape[-2:])
+                if sentence is None:
+                    raise
+                raise ImageError(f"{photograph.path} {sentence}") from None
+        return min(most, self.scales[photograph.path])
 
     def _memory(self, pixels: int) -> int | None:
         return allowed_memory(self.options.memory, pixels, self.pipeline.device)
@@ -226,7 +228,7 @@ class Restorer:
                 continue  # the error, which holds tensors, is gone
             seconds = (time.perf_counter() - start) / len(together)
             for i, photograph in enumerate(together):
-                restoration = self._with_remarks(photograph, _part(output, i, len(together)), seconds)
+                restoration = self.restoration(photograph, _part(output, i, len(together)), seconds)
                 if all(image.isfinite().all() for image in restoration.restored):
                     yield restoration
                 else:
@@ -238,16 +240,25 @@ class Restorer:
 
     def _run_pipeline(self, photographs: list[Photograph], scale: float, bar: tqdm) -> DeblurOutput:
         """What the pipeline makes of images of one shape and depth, while the bar moves."""
+        height, width = photographs[0].image.pixels.shape[-2:]
+        predicted = network_pixels(self.pipeline.predictor, round(scale * height), round(scale * width))
+        with self._moving(bar, len(photographs), predicted) as progress:
+            draft, samples = self.draw(photographs, scale, progress)
+            [output] = draft.restored(samples, [self.settings])
+        return output
+
+    def draw(
+        self, photographs: Sequence[Photograph], scale: float, progress: Progress = iter
+    ) -> tuple[Draft, Iterator[Tensor]]:
+        """The networks' part of a restoration of images of one shape and depth, as `DeblurPipeline.draw`."""
         pixels = torch.stack([photograph.image.pixels for photograph in photographs])
         visible = visible_pixels([photograph.image.alpha for photograph in photographs])
         names = [photograph.path.stem for photograph in photographs]
-        height, width = pixels.shape[-2:]
-        limits = Limits(self.options.tile, self.options.predictor_tile, self._memory(height * width))
-        predicted = network_pixels(self.pipeline.predictor, round(scale * height), round(scale * width))
-        with self._moving(bar, len(photographs), predicted) as progress:
-            return self.pipeline(
-                pixels, self.settings, self.options.seed, names, "pt", progress, limits, Area(scale, self.mask, visible)
-            )
+        limits = Limits(self.options.tile, self.options.predictor_tile, self._memory(pixels[0, 0].numel()))
+        area = Area(scale, self.mask, visible)
+        return self.pipeline.draw(
+            images.to_float(pixels), self.settings, self.options.seed, names, progress, limits, area
+        )
 
     @contextmanager
     def _moving(self, bar: tqdm, images_together: int, pixels: int) -> Iterator[Progress]:
@@ -272,7 +283,8 @@ class Restorer:
             if hook is not None:
                 hook.remove()
 
-    def _with_remarks(self, photograph: Photograph, out: DeblurOutput, seconds: float) -> Restoration:
+    def restoration(self, photograph: Photograph, out: DeblurOutput, seconds: float) -> Restoration:
+        """What the pipeline made of one image in so many seconds, with what is wrong and notable in it."""
         start, image, visible = time.perf_counter(), photograph.image, photograph.visible
         [prediction], restored, found = out.predictions, list(out.images), []
         is_drawn = self.settings.blend > 0 and bool(out.share.any())

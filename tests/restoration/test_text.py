@@ -65,5 +65,5 @@ def test_a_page_given_to_a_photograph_s_checkpoint_points_to_the_one_for_text(tm
     restorer = Restorer(Options("out", checkpoint=checkpoint, device="cpu"), {"blend": 0.0})
     photograph = restorer.read(tmp_path / "a.png", Names.of(tmp_path / "out.png"))
     out = restorer.pipeline(photograph.image.pixels[None], restorer.settings, output_type="pt")
-    notes = restorer._with_remarks(photograph, out, 0.0).notes
+    notes = restorer.restoration(photograph, out, 0.0).notes
     assert ("looks like a page of text, for which --checkpoint text is made" in notes) == is_said

@@ -134,13 +134,13 @@ def test_a_batch_gives_what_single_images_give(tmp_path, sampler, monkeypatch):
         size = (150, 90) if i % 2 else (60, 70)
         images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, *size, generator=generator))
     (tmp_path / "in" / "2.png").write_bytes((tmp_path / "in" / "0.png").read_bytes()[:5000])
-    sizes, call = [], DeblurPipeline.__call__
+    sizes, call = [], DeblurPipeline.draw
 
     def counted(self, inputs, *arguments, **options):
         sizes.append(len(inputs))
         return call(self, inputs, *arguments, **options)
 
-    monkeypatch.setattr(DeblurPipeline, "__call__", counted)
+    monkeypatch.setattr(DeblurPipeline, "draw", counted)
     for count in (1, 2, 4):
         start = time.perf_counter()
         flags = ["--batch_size", count, "--sampler", sampler, "--num_samples", "2", "--uncertainty", "--compare"]
@@ -179,7 +179,7 @@ def test_out_of_memory_halves_a_batch_and_names_a_photo(checkpoint, tmp_path, mo
     for i in range(7):
         images.write(tmp_path / "in" / f"{i}.png", torch.rand(3, 20, 20))
     images.write(tmp_path / "in" / "large.png", torch.rand(3, 99, 99))
-    limit(monkeypatch, "__call__")
+    limit(monkeypatch, "draw")
     assert run(tmp_path / "in", "--checkpoint", checkpoint, "--output", tmp_path / "out", "--batch_size", "7") == 1
     assert set(restored(tmp_path / "out")) == {f"{i}.png" for i in range(7)}
     assert "large.png does not fit into memory (99 x 99 pixels)" in capsys.readouterr().err
