@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -35,6 +36,7 @@ LABEL_DISTANCES = (12, 33, 58, 88, 120)
 LABEL_ANGLES = [math.pi / 8 * k for k in (2, 0, 4, 14, 6, 12, 8, 10, 1, 3, 15, 5, 13, 7, 11, 9)]
 
 IMAGE_WIDTH, GAP, TEXT_HEIGHT = 480, 16, 40  # pixels, of a panel
+BRIGHTEST_PERCENTILE = 99.5  # percentile shown in the brightest colour; the maximum would make most of the map black
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,8 @@ def panel(columns: Mapping[str, Sequence[Tensor]], path: Path) -> None:
         draw.text((centre, TEXT_HEIGHT // 2), label, "black", font, "mm")
         for line, (image, height) in enumerate(zip(images, heights, strict=True)):
             if label == "std":
-                shown, caption = _heat_map(image.mean(0).numpy())
+                colours, brightest = heat_map(image)
+                shown, caption = eight_bits(colours), f"brightest: {255 * brightest:.3g} of 255 levels"
             else:
                 shown, caption = eight_bits(image), ""
                 if "sharp" in columns and label != "sharp":
@@ -230,8 +233,9 @@ def panel(columns: Mapping[str, Sequence[Tensor]], path: Path) -> None:
         drawn.save(part)
 
 
-def _heat_map(std: np.ndarray) -> tuple[Image.Image, str]:
-    """A standard deviation (H, W) in colours, and the value of the brightest."""
-    brightest = max(np.percentile(std, 99.5), 1e-3)  # a few bright pixels would make the rest black
-    colours = matplotlib.colormaps["inferno"](std / brightest, bytes=True)[..., :3]
-    return Image.fromarray(colours), f"brightest: {255 * brightest:.3g} of 255 levels"
+def heat_map(values: Tensor) -> tuple[Tensor, float]:
+    """The channel mean of values (C, H, W) as colours (3, H, W) in [0, 1], and the value of the brightest colour."""
+    mean = values.cpu().mean(0).numpy()
+    brightest = float(np.percentile(mean, BRIGHTEST_PERCENTILE))
+    colours = matplotlib.colormaps["inferno"](mean / max(brightest, 1e-6), bytes=True)[..., :3]
+    return torch.from_numpy(colours).movedim(-1, 0) / 255, brightest

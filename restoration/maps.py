@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import tifffile
 import torch
 from torch import Tensor
@@ -11,19 +10,8 @@ from torch.nn.functional import avg_pool2d, interpolate
 from deblur.data.files import images
 from deblur.storage import replacing
 
-BRIGHTEST_PERCENTILE = 99.5  # percentile shown in the brightest colour; the maximum would make most of the map black
 SEARCH_STEP = 16  # pixels, between the places where the part that changed most is looked for
 DETAIL_SIDE = 480  # pixels, of the part that a comparison shows at full size
-
-
-def heat_map(values: Tensor) -> tuple[Tensor, float]:
-    """The channel mean of values (C, H, W) as colours (3, H, W), and the value of the brightest colour."""
-    import matplotlib
-
-    mean = values.cpu().mean(dim=0).numpy()
-    white = float(np.percentile(mean, BRIGHTEST_PERCENTILE))
-    colours = matplotlib.colormaps["inferno"](mean / max(white, 1e-6), bytes=True)[..., :3]
-    return torch.from_numpy(colours).movedim(-1, 0) / 255, white
 
 
 def reduced(image: Tensor, most: int) -> Tensor:
@@ -40,6 +28,8 @@ def write_map(path: Path, values: Tensor) -> float:
 
     Returns the value of the brightest colour.
     """
+    from deblur.evaluation.plots import heat_map  # not at the top: slow to import
+
     colours, white = heat_map(values)
     images.write(path, colours)
     floats = values.cpu().expand(3, -1, -1).movedim(0, -1).contiguous().numpy()

@@ -14,11 +14,11 @@ from deblur.data.files.encoding import SETTINGS
 from deblur.data.files.metadata import SOURCE
 from deblur.evaluation.grid import NOISED, SHARPENED, STRENGTHS, read_grid
 from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
+from deblur.evaluation.plots import BRIGHTEST_PERCENTILE
 from deblur.evaluation.statistics import RESAMPLES
 from deblur.hub import WAYS
 from deblur.models.losses import Objective
 from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OPSET
-from deblur.restoration.maps import BRIGHTEST_PERCENTILE
 from deblur.restoration.remarks import COLOUR_DRIFT
 from deblur.restoration.restorer import IMAGES_AT_ONCE, PIXELS_AT_ONCE
 from deblur.tiling import CPU_MEMORY, CPU_PIXELS, SHARE_OF_FREE_MEMORY, allowed_memory

@@ -1,20 +1,10 @@
-"""Heat maps, and the panel that compares a restoration with its input."""
+"""Reduced copies, and the panel that compares a restoration with its input."""
 
 import torch
 
 from deblur.data.files import images
 from deblur.evaluation import plots
-from deblur.restoration.maps import DETAIL_SIDE, heat_map, reduced, write_before_and_after
-
-
-def test_the_value_named_as_the_brightest_is_drawn_in_the_brightest_colour():
-    values = torch.zeros(3, 100, 100)
-    values[2, 0, :60] = 1.5  # of the channels the mean is drawn
-    values[2, 0, 0] = 12.0  # one pixel far above all others
-    colours, white = heat_map(values)
-    assert white == 0.5
-    assert torch.equal(colours[:, 0, 1], colours[:, 0, 0])
-    assert not torch.equal(colours[:, 0, 1], colours[:, 50, 50])
+from deblur.restoration.maps import DETAIL_SIDE, reduced, write_before_and_after
 
 
 def test_large_images_are_reduced_by_their_mean():

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from deblur.data.files import images
 from deblur.data.files.images import ImageFile
+from deblur.evaluation.plots import heat_map
 from deblur.restoration.duration import time_in_words
-from deblur.restoration.maps import heat_map, reduced
+from deblur.restoration.maps import reduced
 from deblur.tools.web.visits import Photo, Result, Visit
 
 LARGEST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
