@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from deblur.cli import make_parser, run_command
-from deblur.hub import stored_index
+from deblur.hub import name_of, stored_index
 from deblur.restoration.options import Options
 from deblur.tools.web.served import LOCAL, Served
 
@@ -30,7 +30,7 @@ def serve(served: Served, options: Options) -> None:
     with TemporaryDirectory(prefix="deblur-", ignore_cleanup_errors=True) as folder:
         page = start(served, options, Path(folder))
         try:
-            pipeline, names = page.actions.restorer.pipeline, ", ".join(page.actions.restorers)
+            pipeline, names = page.actions.restorer.pipeline, ", ".join(map(name_of, page.actions.restorers))
             print(f"{names} on {pipeline.place}, {pipeline.precision}: {page.local_url} (Ctrl-C ends it)", flush=True)
             page.block_thread()
         finally:

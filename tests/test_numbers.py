@@ -13,8 +13,8 @@ from deblur.data.camera import CameraShake, Defocus, SixDegrees, TiltedDefocus
 from deblur.data.files.encoding import SETTINGS
 from deblur.data.files.metadata import SOURCE
 from deblur.evaluation.grid import NOISED, SHARPENED, STRENGTHS, read_grid
-from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from deblur.evaluation.plots import BRIGHTEST_PERCENTILE
+from deblur.evaluation.scoring import BATCH_PIXELS, sharing_samples, steps_of
 from deblur.evaluation.statistics import RESAMPLES
 from deblur.hub import WAYS
 from deblur.models.losses import Objective

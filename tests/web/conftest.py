@@ -67,7 +67,7 @@ def visit(page, tmp_path):
 def run(page, preset=None, sampler=None, steps=None, count=None, strength=None, seed=3, scale="auto", mask=None):
     """Restore the open photographs; returns the newest result of the one that is shown."""
     fields = preset, sampler, steps, count, strength, seed, scale, mask
-    list(page.actions.restore(page.actions.restorer.name, *fields, REQUEST))
+    list(page.actions.restore(page.actions.restorer.options.checkpoint, *fields, REQUEST))
     return page.actions.visits.of("somebody").shown.result
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deblur.hub import SHIPPED
 from deblur.tools.web.restoration import DEVICE
 from tests.conftest import ROOT
 from tests.processes import free_port
@@ -268,7 +269,9 @@ def test_a_fresh_page_restores_by_the_best_checkpoint_and_shows_the_quick_one_fi
     array, go_on = np.random.default_rng(4).integers(0, 256, (40, 64, 3), np.uint8), Event()
     Image.fromarray(array).save(tmp_path / "photo.png")
     with serving(tmp_path / "visitors", auth="name:pass:word") as page:
-        page.actions.restorers["swift"].pipeline.config.presets["balanced"]["blend"] = 0.5  # unlike maxim's
+        page.actions.restorers[str(SHIPPED / "swift")].pipeline.config.presets["balanced"]["blend"] = (
+            0.5  # unlike maxim's
+        )
         for word, status in (("pass", 401), ("pass:word", 200)):
             chromium.request.post(f"{page.local_url}login", form={"username": "name", "password": word})
             assert chromium.request.get(f"{page.local_url}config").status == status
@@ -276,16 +279,16 @@ def test_a_fresh_page_restores_by_the_best_checkpoint_and_shows_the_quick_one_fi
             tab.locator("#details button").first.click()
             upload(tab, tmp_path / "photo.png")
             expect(tab.get_by_role("radio", name="Best, ")).to_be_checked()
-            predictor = page.actions.restorers["maxim"].pipeline.predictor
+            predictor = page.actions.restorers[str(SHIPPED / "maxim")].pipeline.predictor
             hook = predictor.register_forward_pre_hook(lambda *given: go_on.wait(60) and None)
             tab.click("#run")
-            expect(tab.locator("#facts")).to_contain_text("swift, licence")
+            expect(tab.locator("#facts")).to_contain_text("pretrained/swift")
             expect(tab.locator("#status")).to_contain_text("Best: photo.png")
             hook.remove()
             go_on.set()
-            expect(tab.locator("#facts")).to_contain_text("maxim, licence")
+            expect(tab.locator("#facts")).to_contain_text("pretrained/maxim")
             expect(tab.locator("#status")).to_contain_text("Done.")
-            [restored] = page.actions.restorers["maxim"].pipeline(array, names=["photo"]).images
+            [restored] = page.actions.restorers[str(SHIPPED / "maxim")].pipeline(array, names=["photo"]).images
             assert np.array_equal(np.asarray(Image.open(saved(tab, tmp_path / "saved"))), restored)
             go_on.clear()  # Quick and Restore are clicked while the times are measured
             DEVICE.submit(go_on.wait, 60)
@@ -294,11 +297,11 @@ def test_a_fresh_page_restores_by_the_best_checkpoint_and_shows_the_quick_one_fi
             tab.click("#run")
             expect(tab.locator("#status")).to_contain_text("Measuring how long it takes")
             go_on.set()
-            expect(tab.locator("#facts")).to_contain_text("swift, licence")
+            expect(tab.locator("#facts")).to_contain_text("pretrained/swift")
             expect(tab.locator("#status")).to_contain_text("Done.")
             expect(tab.get_by_role("radio", name="Quick, about ")).to_be_checked()
             expect(tab.locator(STRENGTH)).to_have_value("0.5")
-            [restored] = page.actions.restorers["swift"].pipeline(array, names=["photo"]).images
+            [restored] = page.actions.restorers[str(SHIPPED / "swift")].pipeline(array, names=["photo"]).images
             assert np.array_equal(np.asarray(Image.open(saved(tab, tmp_path / "saved"))), restored)
             examples = tab.locator("#examples button")
             expect(examples).to_have_count(len(page.actions.examples))  # until then another one is the last

@@ -5,7 +5,6 @@ import shutil
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from operator import attrgetter
@@ -18,13 +17,14 @@ from uuid import uuid4
 import gradio as gr
 from torch import Tensor
 
-from deblur.cli import error_in_words
+from deblur.cli import one_of
 from deblur.data.files.images import ImageError, header_size, read_file
-from deblur.hub import TEXT
+from deblur.hub import SHIPPED, TEXT
 from deblur.restoration.duration import time_in_words
 from deblur.restoration.outputs import targets
-from deblur.settings import SamplingSettings
-from deblur.tools.web.restoration import BEST, DEVICE, PAGE, QUICK, PhotoRestorer, Way, ways_for
+from deblur.restoration.restorer import Restorer
+from deblur.tools.web.restoration import BEST, DEVICE, PAGE, QUICK, Way, restore, ways_for
+from deblur.tools.web.served import Served
 from deblur.tools.web.view import OUTPUTS, bar, canvas, gallery, told, view, write_shown
 from deblur.tools.web.visits import Photo, Result, Visit, Visits
 from deblur.working_size import resized
@@ -34,7 +34,6 @@ PHOTOGRAPHS, PAGES = sorted((DOCS / "examples").glob("*.jpg")), sorted(DOCS.glob
 WORTH_A_PREVIEW = 5.0  # seconds: what takes longer by BEST is shown by QUICK first
 LARGEST_UPLOAD = 2_000_000_000  # bytes of a visit's photographs
 LARGEST_SMALL = 500_000  # pixels of what is painted on, which the browser sends back after each stroke
-ERROR_SECONDS = 20  # that an error is shown
 TICK = 0.5  # seconds between two movements of the bar
 NUMBERS = attrgetter("sampler", "steps", "num_samples", "blend")  # of the settings that have fields of their own
 NO_PHOTO = "there is no photograph yet: upload one"
@@ -42,39 +41,35 @@ NO_RESULT = "nothing is restored yet: press Restore"
 
 
 class Step(NamedTuple):
-    """One photograph to be restored in one way, and about how many seconds that takes."""
+    """One photograph to be restored, by what, the word for it, and about how many seconds that takes."""
 
     photo: Photo
-    way: Way
-    settings: SamplingSettings
+    restorer: Restorer
+    word: str
     seconds: float
 
 
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """Show errors caused by the input in the page, as one sentence."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        raise gr.Error(error_in_words(error), duration=ERROR_SECONDS, title="Not done", print_exception=False) from None
-
-
 class Actions:
-    """The page's event handlers. Each returns the new values of its outputs in the order listed in `tools.web.page`.
+    """The page's event handlers. Each returns the new values of its outputs in the order listed in `tools.web.page`,
+    or raises ValueError or OSError with a sentence for the visitor.
 
     Args:
-        restorers: restore photographs, by the name of their checkpoint; the first is the default.
+        restorers: restore photographs, by their checkpoints; the first is the default.
+        served: has the limits of a run.
         visits: each visitor's photographs and results.
     """
 
-    def __init__(self, restorers: dict[str, PhotoRestorer], visits: Visits):
-        self.restorers, self.visits = restorers, visits
-        self.restorer = next(iter(restorers.values()))
-        self.words = [self.restorer.name] if len(restorers) == 1 else [BEST, QUICK, PAGE][: 2 + (TEXT in restorers)]
-        self.options, self.served = self.restorer.options, self.restorer.served
-        self.examples = [*PHOTOGRAPHS, *(PAGES if TEXT in restorers else [])]
+    def __init__(self, restorers: dict[str, Restorer], served: Served, visits: Visits):
+        self.restorers, self.served, self.visits = restorers, served, visits
+        has_text = str(SHIPPED / TEXT) in restorers
+        self.words = [*restorers] if len(restorers) == 1 else [BEST, QUICK, PAGE][: 2 + has_text]
+        self.examples = [*PHOTOGRAPHS, *(PAGES if has_text else [])]
 
-    @_sentences()
+    @property
+    def restorer(self) -> Restorer:
+        """The default."""
+        return next(iter(self.restorers.values()))
+
     def open(self, files: list[dict[str, Any]] | None, request: gr.Request, is_text: bool = False) -> list[Any]:
         """Open uploaded photographs in place of those before. Each file has its path, and its name at the visitor's."""
         if not files:  # cleared meanwhile
@@ -100,13 +95,11 @@ class Actions:
             opened = f"{first}: {width} x {height} pixels." if len(photos) == 1 else f"{len(photos)} photographs."
             return [None, told(opened, warnings=refused), canvas(visit.shown), *view(visit), way, *no_numbers]
 
-    @_sentences()
     def example(self, number: int, request: gr.Request) -> list[Any]:
         """Open one of the repository's example photographs."""
         path = self.examples[number]
         return self.open([{"path": str(path), "orig_name": path.name}], request, path in PAGES)
 
-    @_sentences()
     def choose(self, request: gr.Request) -> gr.Radio:
         """The ways to restore the open photographs with their times."""
         try:
@@ -115,7 +108,6 @@ class Actions:
             return gr.skip()
         return gr.Radio([(f"{word}, about {time_in_words(way.seconds)}", word) for word, way in ways.items()])
 
-    @_sentences()
     def numbers(self, word: str, preset: str | None, request: gr.Request) -> list[Any]:
         """The presets of a way to restore, and the numbers of the one that is named, or of the way's own.
 
@@ -123,13 +115,12 @@ class Actions:
         """
         visit = self._visit(request)
         if visit.measuring is None or not visit.measuring.done():
-            return [gr.skip()] * 6
-        way = self._way(visit, word)
-        presets = list(way.restorer.pipeline.config.presets)
+            return [gr.skip()] * 5
+        restorer = self._way(visit, word).restorer
+        presets = restorer.pipeline.config.presets
         if preset not in presets:
-            preset = way.preset or ("balanced" if "balanced" in presets else None)
-        shown = gr.skip() if word in visit.ways else BEST
-        return [shown, gr.Dropdown(presets, value=preset), *NUMBERS(way.restorer.pipeline.preset(preset))]
+            preset = restorer.options.preset or ("balanced" if "balanced" in presets else None)
+        return [gr.Dropdown(list(presets), value=preset), *NUMBERS(restorer.pipeline.preset(preset))]
 
     def restore(
         self,
@@ -148,54 +139,55 @@ class Actions:
 
         `mask` is what gradio's ImageEditor sends: its layers are what is painted; None before it was looked at.
         """
-        with _sentences():
-            visit = self._visit(request)
-            if visit.shown is None:
-                raise ValueError(NO_PHOTO)
-            if not isinstance(seed, int) or seed < 0:
-                raise ValueError(f"seed must be a whole number of 0 or more, got {'nothing' if seed is None else seed}")
-            values = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
-            if not visit.measuring.done():
-                values["blend"] = None  # a slider cannot be empty, and shows that of the way before
-            numbers = {name: value for name, value in values.items() if value is not None}
-            painted = self._painted(mask, visit.shown)
-            photos = visit.photos
-            visit.stop.clear()
-            try:
-                yield from _bars(visit, visit.measuring, "Measuring how long it takes")
-                if visit.stop.is_set():
-                    raise CancelledError
-                way = self._way(visit, word)
-                settings = way.restorer.pipeline.preset(preset or way.preset).changed(numbers)
-                plan = self._plan(visit, way, settings, photos if painted is None else [visit.shown])
-                yield from self._restored(visit, plan, (seed, scale if scale == "auto" else float(scale), painted))
-            except CancelledError:
-                if visit.photos is photos:  # otherwise others took their place
-                    yield [told("Cancelled."), *[gr.skip()] * OUTPUTS]
+        visit = self._visit(request)
+        if visit.shown is None:
+            raise ValueError(NO_PHOTO)
+        if not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"seed must be a whole number of 0 or more, got {'nothing' if seed is None else seed}")
+        values = {"sampler": sampler, "steps": steps, "num_samples": count, "blend": strength}
+        if not visit.measuring.done():
+            values["blend"] = None  # a slider cannot be empty, and shows that of the way before
+        numbers = {name: value for name, value in values.items() if value is not None}
+        options = {"seed": seed, "scale": scale if scale == "auto" else float(scale)}
+        painted = self._painted(mask, visit.shown)
+        photos = visit.photos
+        visit.stop.clear()
+        try:
+            yield from _bars(visit, visit.measuring, "Measuring how long it takes")
+            if visit.stop.is_set():
+                raise CancelledError
+            way, quick = self._way(visit, word), visit.ways.get(QUICK)
+            plan = self._plan(visit, way, options | ({"preset": preset} if preset else {}), numbers, painted)
+            is_long = any(step.seconds > WORTH_A_PREVIEW for step in plan)
+            if word == BEST and quick is not way and is_long:
+                plan = self._plan(visit, quick, options, {}, painted) + plan
+            yield from self._restored(visit, plan)
+        except CancelledError:
+            if visit.photos is photos:  # otherwise others took their place
+                yield [told("Cancelled."), *[gr.skip()] * OUTPUTS]
 
-    def _plan(self, visit: Visit, way: Way, settings: SamplingSettings, photos: list[Photo]) -> list[Step]:
-        """What is restored in which order: all the quick way first, if it is to be done the best way and takes long."""
-        for name, value in {"steps": settings.steps, "samples": settings.num_samples}.items():
+    def _plan(
+        self, visit: Visit, way: Way, options: dict[str, Any], numbers: dict[str, Any], painted: Tensor | None
+    ) -> list[Step]:
+        """The steps that restore a visit's photographs, or the one that is painted, with these options and numbers."""
+        restorer = Restorer(replace(way.restorer.options, **options), numbers, way.restorer.pipeline)
+        restorer.mask = painted
+        if painted is None:  # which changes where the scale is looked for
+            restorer.scales = way.restorer.scales
+        for name, value in {"steps": restorer.settings.steps, "samples": restorer.settings.num_samples}.items():
             if value > (largest := getattr(self.served, f"max_{name}")):
                 raise ValueError(f"this page takes at most {largest} {name}, not {value}: restore it with sample.py")
-        pixels = sum(math.prod(photo.size) for photo in visit.photos)
+        pace = way.seconds / sum(math.prod(photo.size) for photo in visit.photos)
+        photos = visit.photos if painted is None else [visit.shown]
+        return [Step(photo, restorer, way.word, pace * math.prod(photo.size)) for photo in photos]
 
-        def steps(way: Way, settings: SamplingSettings) -> list[Step]:
-            return [Step(one, way, settings, way.seconds * math.prod(one.size) / pixels) for one in photos]
-
-        plan = steps(way, settings)
-        if way.word == BEST and QUICK in visit.ways and any(step.seconds > WORTH_A_PREVIEW for step in plan):
-            quick = visit.ways[QUICK]
-            plan = steps(quick, quick.restorer.pipeline.preset(quick.preset)) + plan
-        return plan
-
-    def _restored(self, visit: Visit, plan: list[Step], given: tuple) -> Iterator[list[Any]]:
+    def _restored(self, visit: Visit, plan: list[Step]) -> Iterator[list[Any]]:
         """The state of the page while the plan is followed, and after each result."""
         failures, rest = [], [gr.skip()] * OUTPUTS
         for at, step in enumerate(plan):
             place = f", {at + 1} of {len(plan)}" if len(visit.photos) > 1 else ""
-            run = DEVICE.submit(step.way.restorer.restore, visit, step.photo, step.settings, *given)
-            yield from _bars(visit, run, f"{step.way.word}: {step.photo.name}{place}", step.seconds)
+            run = DEVICE.submit(restore, step.restorer, visit, step.photo, self.served.max_seconds)
+            yield from _bars(visit, run, f"{step.word}: {step.photo.name}{place}", step.seconds)
             if visit.stop.is_set():
                 run.cancel()  # if it has not begun; otherwise it ends with a layer
             try:
@@ -209,7 +201,7 @@ class Actions:
     def _added(self, visit: Visit, result: Result) -> list[Any]:
         """Keep a result, and show it if its photograph is the one that is shown."""
         with visit.lock:
-            visit.keep(result, self.options.metadata)
+            visit.keep(result)
             is_shown = result.photo is visit.shown
             return view(visit) if is_shown else [gallery(visit), *[gr.skip()] * (OUTPUTS - 1)]
 
@@ -217,7 +209,6 @@ class Actions:
         """Stop this visitor's run before the next layer of its networks; the run says so when it has ended."""
         self._visit(request).stop.set()
 
-    @_sentences()
     def select(self, event: gr.SelectData, request: gr.Request) -> list[Any]:
         """Show another of the photographs."""
         visit = self._visit(request)
@@ -225,7 +216,6 @@ class Actions:
             visit.shown = visit.photos[event.index]
             return [canvas(visit.shown), *view(visit)]
 
-    @_sentences()
     def look(self, kind: str | None, request: gr.Request, strength: float | None = None) -> list[Any]:
         """Show another image of the result, or blend it again with a new strength."""
         visit = self._visit(request)
@@ -237,27 +227,26 @@ class Actions:
                 result.settings = replace(result.settings, blend=float(strength))
             return view(visit, kind)
 
-    @_sentences()
     def save(self, kind: str | None, request: gr.Request) -> str:
         """Write the image that is shown as sample.py would, or of several photographs a ZIP of their results."""
         visit = self._visit(request)
         with visit.lock:
-            results = [photo.result for photo in visit.photos if photo.result]
+            results = visit.results
             if not results:
                 raise ValueError(NO_RESULT)
             if len(visit.photos) > 1:
                 key = tuple((result, result.settings.blend) for result in results)
                 return visit.serve(key, "restored.zip", lambda path: self._write_zip(path, results, visit.folder))
             [result] = results
-            key, policy = (result, kind, result.settings.blend, "file"), self.options.metadata
-            return visit.serve(key, result.file_name(kind), lambda path: result.write(path, kind, policy))
+            key = result, kind, result.settings.blend, "file"
+            return visit.serve(key, result.file_name(kind), lambda path: result.write(path, kind))
 
     def _write_zip(self, path: Path, results: list[Result], folder: Path) -> None:
         names = targets({result: PurePath(result.photo.name) for result in results}, None, False)
         path.parent.mkdir(parents=True)
         with zipfile.ZipFile(path, "w") as archive, TemporaryDirectory(dir=folder) as written:
             for result, name in names.items():
-                result.write(Path(written) / name, result.kinds[-1], self.options.metadata)
+                result.write(Path(written) / name, result.kinds[-1])
                 archive.write(Path(written) / name, name)
                 (Path(written) / name).unlink()
 
@@ -269,8 +258,10 @@ class Actions:
         return self.visits.of(request.session_hash or uuid4().hex)
 
     def _way(self, visit: Visit, word: str) -> Way:
-        """A way to restore, by the word for it. Where none is quicker than the best, that is meant by QUICK, too."""
-        return visit.ways.get(word) or visit.ways[BEST]
+        """A way to restore, by the word for it."""
+        if word not in visit.ways:
+            raise ValueError(one_of("a way to restore", word, self.words))
+        return visit.ways[word]
 
     def _opened(self, visit: Visit, path: Path, name: str) -> Photo:
         """A photograph of an uploaded file. ImageError: it cannot be read, or is larger than the page accepts."""
@@ -284,11 +275,13 @@ class Actions:
             image = read_file(path)
         except ImageError as error:
             raise ImageError(str(error).replace(str(path), name)) from None
-        copy = visit.folder / f"{uuid4().hex}{path.suffix}"
-        small = visit.served / copy.stem / "image.png"
-        shutil.copyfile(path, copy)
+        key = uuid4().hex
+        small = visit.served / key / "image.png"
+        photo = Photo(name, visit.folder / key, small, tuple(image.pixels.shape[-2:]))
+        photo.folder.mkdir()
+        shutil.copyfile(path, photo.file)
         write_shown(small, image.values, image, LARGEST_SMALL)
-        return Photo(name, copy, small, tuple(image.pixels.shape[-2:]))
+        return photo
 
     def _painted(self, mask: dict[str, Any] | None, photo: Photo) -> Tensor | None:
         """What is painted of a photograph, (H, W) in [0, 1]; None: nothing."""

@@ -1,19 +1,22 @@
 """The page's layout and controls."""
 
 import os
+import sys
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 from urllib.request import getproxies_environment
 
 import gradio as gr
 
-from deblur.hub import TEXT, shipped
+from deblur.cli import error_in_words
+from deblur.hub import SHIPPED, TEXT, shipped
 from deblur.restoration.options import Options, ways
+from deblur.restoration.restorer import Restorer
 from deblur.settings import Sampler
 from deblur.tools.web.actions import Actions
-from deblur.tools.web.restoration import PhotoRestorer
 from deblur.tools.web.served import LOCAL, Served
 from deblur.tools.web.visits import IDLE_SECONDS, Visits
 
@@ -21,6 +24,7 @@ LOOK = [Path(__file__).parents[2] / "evaluation" / "look.css", Path(__file__).wi
 SCRIPT = f"<script>{Path(__file__).with_name('page.js').read_text()}</script>"
 EVENT = {"api_visibility": "private", "preprocess": False}  # the handlers refuse wrong values by their own sentences
 FAST = EVENT | {"show_progress": "hidden", "concurrency_id": "blend", "concurrency_limit": 1}  # runs no network
+ERROR_SECONDS = 20  # that an error is shown
 NOT_OPENED = "<p>Not opened.</p>"  # in place of what was said before
 # Restore takes what the fields show: a number that was just typed may not have reached the page's state yet.
 TYPED = """(...known) => [...known.slice(0, 3), ...["steps", "count", "strength", "seed"].map((id, k) => {
@@ -52,6 +56,18 @@ class Page(gr.Blocks):
                 part.elem_id = name
             _connect(ui, actions)
             self.unload(actions.leave)
+
+    async def process_api(self, *given: Any, **named: Any) -> dict[str, Any]:
+        """Answer a request. An error is a sentence for the visitor, and if no input causes it, a line of the log."""
+        try:
+            return await super().process_api(*given, **named)
+        except (ValueError, OSError) as error:
+            said = error_in_words(error).partition("\n")[0]  # gradio's own have several lines
+        except Exception as error:  # of a request that no page sends, or of this program
+            *_, place = traceback.extract_tb(error.__traceback__)
+            print(f"app.py: {type(error).__name__}: {error} ({place.filename}, {place.lineno})", file=sys.stderr)
+            said = "the page cannot answer this: load it again"
+        raise gr.Error(said, duration=ERROR_SECONDS, title="Not done", print_exception=False)
 
 
 def _place(ui: SimpleNamespace, actions: Actions) -> None:
@@ -100,8 +116,8 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     """Connect each control to its event handler."""
     numbers = [ui.sampler, ui.steps, ui.count, ui.strength]
     view = [ui.gallery, ui.kind, ui.slider, ui.strength, ui.remarks, ui.save, ui.facts, ui.heat]
-    chosen = [ui.way, ui.preset, *numbers]
-    opened = [ui.photo, ui.status, ui.mask, *view, *chosen[:-1]]
+    chosen = [ui.preset, *numbers]
+    opened = [ui.photo, ui.status, ui.mask, *view, ui.way, *chosen[:-1]]
     shown = EVENT | {"show_progress_on": ui.status}
     opening = ui.photo.upload(actions.open, ui.photo, opened, **shown)
     # Clear the upload field after a refused file too, so that another one can be dropped.
@@ -111,7 +127,7 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
         measured.success(actions.numbers, [ui.way, ui.preset], chosen, **FAST)  # of what is chosen by then
     for field, given in ((ui.preset, [ui.way, ui.preset]), (ui.way, [ui.way, gr.State()])):
         field.input(actions.numbers, given, chosen, **FAST)
-    settings = [*chosen, ui.seed, ui.scale, ui.mask]
+    settings = [ui.way, *chosen, ui.seed, ui.scale, ui.mask]
     # While it runs, its own bar stands in the status; runs of several visitors wait for the device.
     running = shown | {"show_progress": "minimal", "concurrency_limit": None}
     ui.run.click(actions.restore, settings, [ui.status, *view], js=TYPED, **running)
@@ -128,12 +144,12 @@ def serve(served: Served, options: Options, folder: Path) -> Page:
 
     Without a checkpoint visitors choose one of the repository's. ValueError or OSError: the page cannot be served.
     """
-    names = [options.checkpoint]
+    checkpoints = [options.checkpoint]
     if options.checkpoint is None:
-        names = list(dict.fromkeys(Path(way.checkpoint).name for way, _ in ways(options, {})))
-        names += [TEXT] if TEXT in shipped() else []
-    restorers = {name: PhotoRestorer(replace(options, checkpoint=name), served) for name in names}
-    page = Page(Actions(restorers, Visits(folder)))
+        checkpoints = [way.checkpoint for way, _ in ways(options, {})]
+        checkpoints += [str(SHIPPED / TEXT)] if TEXT in shipped() else []
+    restorers = {one: Restorer(replace(options, checkpoint=one), {}) for one in dict.fromkeys(checkpoints)}
+    page = Page(Actions(restorers, served, Visits(folder)))
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # none is downloaded
     # Gradio asks for the page's own address as it starts, past a proxy that the environment names.
     excepted = [getproxies_environment().get("no", ""), *LOCAL, served.host]

@@ -1,14 +1,14 @@
 """What the page keeps for each visitor, and for how long: photographs, and restorations that are blended again."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path, PurePath
+from pathlib import Path
 from threading import Event, RLock
 from time import monotonic
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -19,9 +19,8 @@ from deblur.data.files import images, metadata
 from deblur.data.files.images import ImageFile
 from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
 from deblur.image_processor import visible_pixels
-from deblur.keep_sharp import restored_amount
 from deblur.restoration.outputs import Names, named
-from deblur.restoration.remarks import faults, notes
+from deblur.restoration.restorer import Restorer
 from deblur.settings import SamplingSettings
 
 PREDICTION = "prediction"
@@ -41,29 +40,37 @@ class Photo:
 
     Args:
         name: of its file at the visitor's.
-        file: its copy in the visit's private folder.
+        folder: a private one, which has its copy and its result.
         small: a small copy, which the browser fetches.
         size: height and width, upright.
-        scales: those that were found for it, by checkpoint.
         result: its newest restoration.
     """
 
     name: str
-    file: Path
+    folder: Path
     small: Path
     size: tuple[int, int]
-    scales: dict[str, float] = field(default_factory=dict)
     result: "Result | None" = None
+
+    @property
+    def file(self) -> Path:
+        """Its copy, under its name, on which the noise depends."""
+        return self.folder / self.name
+
+    @property
+    def names(self) -> Names:
+        """The names that sample.py would give to its restoration."""
+        return Names.of(named(self.file, None, False))
 
     @property
     def image(self) -> ImageFile:
         """Its pixels and metadata."""
         return _opened(self.file)
 
-    @property
-    def visible(self) -> Tensor | None:
-        """Where it is not wholly transparent, (1, 1, H, W) of bool; None: everywhere."""
-        return visible_pixels([self.image.alpha])
+    def remove(self) -> None:
+        """Keep nothing of it, nor of its result."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.small.parent, ignore_errors=True)
 
 
 @dataclass(eq=False)
@@ -72,23 +79,44 @@ class Result:
 
     Args:
         photo: what was restored.
-        settings: of the samples; `blend` is the strength.
+        restorer: by which; its mask says what was to be restored.
         folder: has the inputs of a `Draft` as files of float32 (1, C, h, w), 672 MB for 24 megapixels at scale 1:
             x_init, s, discarded, and the samples r_0, r_1 and so on.
         scale: at which the photograph was restored.
-        mask: (H, W) in [0, 1], what was to be restored; None: what looks blurred.
         facts: how it was made, by name.
+        notes, faults: what is notable, and what is wrong, in words.
+        finished: the file of the result, if nothing else of it is kept.
     """
 
     photo: Photo
-    settings: SamplingSettings
+    restorer: Restorer
     folder: Path
     scale: float
-    mask: Tensor | None
-    facts: dict[str, str]
-    notes: Sequence[str] = ()  # what is notable, in words
-    faults: Sequence[str] = ()  # what is wrong, in words
-    finished: Path | None = None  # the file of the result, if nothing else of it is kept
+    facts: dict[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    faults: Sequence[str] = ()
+    finished: Path | None = None
+    settings: SamplingSettings = field(init=False)  # whose blend is the strength
+
+    def __post_init__(self):
+        self.settings = self.restorer.settings
+
+    def store(self, draft: Draft, samples: Iterable[Tensor]) -> None:
+        """Keep a draft and its samples, which are drawn one by one."""
+        self._store("x_init", draft.prediction.x_init)
+        if draft.prediction.discarded is not None:
+            self._store("discarded", draft.prediction.discarded)
+        if draft.s is not None:
+            self._store("s", draft.s)
+            for k, r_0 in enumerate(samples):
+                self._store(f"r_{k}", r_0)
+
+    def _store(self, name: str, values: Tensor) -> None:
+        np.save(self.folder / f"{name}.npy", values.cpu().numpy())
+
+    def _stored(self, name: str) -> Tensor | None:
+        file = self.folder / f"{name}.npy"
+        return torch.from_numpy(np.load(file, mmap_mode="c")) if file.is_file() else None
 
     @property
     def kinds(self) -> list[str]:
@@ -102,21 +130,16 @@ class Result:
 
     def output(self, kind: str) -> DeblurOutput:
         """The restoration as the pipeline returns it, with one of `kinds` as its image."""
-        samples = sorted(self.folder.glob("r_*.npy"), key=lambda file: int(file.stem[2:]))
-        k = self.kinds.index(kind) - 1
-        settings = replace(self.settings, average=True)
-        if k < len(samples):
-            samples = samples[k : k + 1] if k >= 0 else []
-            settings = replace(settings, num_samples=1, blend=self.settings.blend if samples else 0.0)
-        blurry = Blurry(self.photo.image.values[None], self.photo.visible, self.mask, self.scale)
-        x_init, s, discarded = (self._stored(name) for name in ("x_init", "s", "discarded"))
-        draft = Draft(blurry, Prediction(x_init, discarded=discarded), s)
-        [output] = draft.restored(map(_loaded, samples), [settings])
+        k, count = self.kinds.index(kind) - 1, len(list(self.folder.glob("r_*.npy")))
+        wanted = range(count) if k == count else range(max(k, 0), k + 1)
+        changes = {"average": True} if k == count else {"num_samples": 1, **({"blend": 0.0} if k < 0 else {})}
+        blurry = Blurry(
+            self.photo.image.values[None], visible_pixels([self.photo.image.alpha]), self.restorer.mask, self.scale
+        )
+        prediction = Prediction(self._stored("x_init"), discarded=self._stored("discarded"))
+        samples = (self._stored(f"r_{k}") for k in wanted)
+        [output] = Draft(blurry, prediction, self._stored("s")).restored(samples, [replace(self.settings, **changes)])
         return output
-
-    def _stored(self, name: str) -> Tensor | None:
-        file = self.folder / f"{name}.npy"
-        return _loaded(file) if file.is_file() else None
 
     def image(self, kind: str) -> Tensor:
         """One of `kinds`, (3, H, W) float32 in [0, 1]."""
@@ -130,41 +153,28 @@ class Result:
         std = self.output(self.kinds[-1]).std if len(self.kinds) > 2 else None
         return None if std is None else std[0]
 
-    def check(self) -> None:
-        """Find what is notable, and what is wrong."""
-        output, image, visible = self.output(self.kinds[-1]), self.photo.image, self.photo.visible
-        suffix = PurePath(self.file_name(self.kinds[-1])).suffix
-        amount = restored_amount(output.share.cpu(), visible)
-        self.notes = notes(image, visible, amount, output, output.images[0], suffix, self.mask is not None)
-        if len(self.kinds) > 1 and self.settings.blend > 0 and output.share.any():
-            self.faults = faults(output.images[0], output.predictions[0], image.pixels, visible)
-
     def file_name(self, kind: str) -> str:
         """The file name that sample.py would use."""
-        names = Names.of(named(PurePath(self.photo.name), None, False))
         if not kind.startswith("sample "):
-            return names.target.name
-        return names.restored(len(self.kinds) - 2)[self.kinds.index(kind) - 1].name
+            return self.photo.names.target.name
+        return self.photo.names.restored(len(self.kinds) - 2)[self.kinds.index(kind) - 1].name
 
-    def write(self, path: Path, kind: str, policy: Literal["keep", "none"]) -> None:
-        """Write one of `kinds` as sample.py does, with metadata by its option."""
+    def write(self, path: Path, kind: str) -> None:
+        """Write one of `kinds` as sample.py does."""
         if self.finished:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.finished, path)
         else:
+            policy = self.restorer.options.metadata
             images.write(path, self.image(kind), metadata.of_restoration(self.photo.image, policy))
 
-    def finish(self, policy: Literal["keep", "none"]) -> None:
+    def finish(self) -> None:
         """Keep nothing but the file of the result at its present strength."""
-        kind = self.kinds[-1]
-        path = self.folder.with_name(f"{self.folder.name}_finished") / self.file_name(kind)
-        self.write(path, kind, policy)
+        path, parts = self.folder / self.photo.names.target.name, list(self.folder.glob("*.npy"))
+        self.write(path, self.kinds[-1])
         self.finished = path
-        shutil.rmtree(self.folder)
-
-    def remove(self) -> None:
-        """Keep nothing."""
-        shutil.rmtree(self.finished.parent if self.finished else self.folder, ignore_errors=True)
+        for part in parts:
+            part.unlink()
 
 
 class Visit:
@@ -181,7 +191,6 @@ class Visit:
         self.shown: Photo | None = None
         self.measuring: Future | None = None  # finds `restoration.Way` by word for these photographs
         self.is_text = False  # whether they are known to be a page of text
-        self.results: list[Result] = []  # the newest last
         self.stop, self.lock, self.used = Event(), RLock(), 0.0
         self._files: dict[object, Path] = {}  # the one that was served last comes last
         folder.mkdir(parents=True)
@@ -192,29 +201,28 @@ class Visit:
         if self.measuring:
             self.measuring.cancel()
         for photo in self.photos:
-            photo.file.unlink(missing_ok=True)
-            shutil.rmtree(photo.small.parent, ignore_errors=True)
-        for result in self.results:
-            result.remove()
-        self.photos, self.shown, self.results = photos, photos[0], []
-        self.is_text = is_text
+            photo.remove()
+        self.photos, self.shown, self.is_text = photos, photos[0], is_text
 
     @property
     def ways(self) -> dict[str, NamedTuple]:
         """`restoration.Way` by word, which is waited for; CancelledError if the photographs gave way to others."""
         return self.measuring.result() if self.measuring else {}
 
-    def keep(self, result: Result, policy: Literal["keep", "none"]) -> None:
-        """Keep a photograph's newest result, and of the oldest beyond LARGEST_RESULTS the finished file alone."""
-        if (before := result.photo.result) is not None:
-            self.results.remove(before)
-            before.remove()
+    @property
+    def results(self) -> list[Result]:
+        """Of the photographs that have one."""
+        return [photo.result for photo in self.photos if photo.result]
+
+    def keep(self, result: Result) -> None:
+        """Keep a photograph's newest result, and of others beyond LARGEST_RESULTS the finished file alone."""
+        if result.photo.result is not None:
+            shutil.rmtree(result.photo.result.folder)
         result.photo.result = result
-        self.results.append(result)
-        for oldest in self.results[:-1]:
-            taken = sum(file.stat().st_size for file in self.folder.glob("*/*.npy"))
-            if taken > LARGEST_RESULTS and not oldest.finished:
-                oldest.finish(policy)
+        for other in self.results:
+            taken = sum(file.stat().st_size for file in self.folder.rglob("*.npy"))
+            if taken > LARGEST_RESULTS and other is not result and not other.finished:
+                other.finish()
 
     def serve(self, key: object, name: str, write: Callable[[Path], None]) -> str:
         """The file that is served under a key, in a folder of its own; beyond LARGEST_SERVED the oldest are removed.
@@ -269,7 +277,3 @@ class Visits:
         """End every visit."""
         for name in list(self._visits):
             self.close(name)
-
-
-def _loaded(file: Path) -> Tensor:
-    return torch.from_numpy(np.load(file, mmap_mode="c"))
