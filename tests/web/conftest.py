@@ -35,12 +35,12 @@ def serving(folder, checkpoint=None, **served):
 
 @pytest.fixture(scope="package")
 def page(tmp_path_factory):
-    """A page with a tiny checkpoint; its `calls` get an entry for each call of the denoiser."""
+    """A page with a tiny checkpoint, and its parts; its `calls` get an entry for each call of the denoiser."""
     checkpoint = tmp_path_factory.mktemp("app") / "checkpoint"
     tiny_pipeline().save_pretrained(checkpoint)
     save_presets(checkpoint, {"balanced": PRESET, "perceptual": replace(PRESET, blend=0.8)})
     with serving(tmp_path_factory.mktemp("visitors"), str(checkpoint)) as page:
-        page.calls = []
+        page.calls, page.checkpoint, page.ui = [], str(checkpoint), page.actions.ui
         page.actions.restorer.pipeline.denoiser.register_forward_pre_hook(lambda *given: page.calls.append(1))
         yield page
 
@@ -67,7 +67,7 @@ def visit(page, tmp_path):
 def run(page, preset=None, sampler=None, steps=None, count=None, strength=None, seed=3, scale="auto", mask=None):
     """Restore the open photographs; returns the newest result of the one that is shown."""
     fields = preset, sampler, steps, count, strength, seed, scale, mask
-    list(page.actions.restore(page.actions.restorer.options.checkpoint, *fields, REQUEST))
+    list(page.actions.restore(page.checkpoint, *fields, REQUEST))
     return page.actions.visits.of("somebody").shown.result
 
 

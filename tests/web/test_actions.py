@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("page")
 
 
 def test_a_download_has_the_name_and_the_bytes_of_sample_py(page, visit, tmp_path):
-    flags = [f"--checkpoint={page.actions.restorer.options.checkpoint}", "--seed=3", "--device=cpu", "--precision=fp32"]
+    flags = [f"--checkpoint={page.checkpoint}", "--seed=3", "--device=cpu", "--precision=fp32"]
     for count, kind, *more in (
         (1, "restored"),
         (1, "prediction", "--blend=0"),
@@ -55,7 +55,7 @@ def test_many_photographs_are_restored_and_downloaded_together_as_sample_py_writ
     visit = page.actions.visits.of("somebody")
     names = ["a.jpg", "a (2).jpg", "a (3).jpg", "c.heic", "d.png"]
     assert [photo.name for photo in visit.photos] == names
-    assert [one["caption"] for one in values[3].value] == names
+    assert [one["caption"] for one in values[page.ui.gallery].value] == names
     with pytest.raises(ValueError, match=NO_RESULT):
         page.actions.save(None, REQUEST)
     page.actions.select(clicked(4), REQUEST)
@@ -69,7 +69,7 @@ def test_many_photographs_are_restored_and_downloaded_together_as_sample_py_writ
         assert archive.namelist() == names
         for name in names:
             flags = [
-                f"--checkpoint={page.actions.restorer.options.checkpoint}",
+                f"--checkpoint={page.checkpoint}",
                 "--seed=3",
                 "--device=cpu",
                 "--precision=fp32",
@@ -83,31 +83,32 @@ def test_many_photographs_are_restored_and_downloaded_together_as_sample_py_writ
 def test_the_times_are_those_of_all_photographs(page, visit, tmp_path):
     """As a piece of one of them takes it."""
     opened(page, tmp_path / "a photo.jpg", tmp_path / "a photo.jpg")
-    [(label, name)] = page.actions.choose(REQUEST).choices
+    [(label, name)] = page.actions.choose(REQUEST)[page.ui.way].choices
     assert re.fullmatch(rf"{re.escape(name)}, about \d s", label)
-    preset, *numbers = page.actions.numbers(name, None, REQUEST)
-    assert (preset.value, numbers) == ("balanced", ["ddim", 2, 1, 0.35])
+    shown, ui = page.actions.numbers(name, None, REQUEST), page.ui
+    assert shown.pop(ui.preset).value == "balanced"
+    assert shown == {ui.sampler: "ddim", ui.steps: 2, ui.count: 1, ui.strength: 0.35}
 
 
 def test_cancel_is_the_last_word_of_a_run_and_nothing_is_said_of_photographs_that_gave_way(page, visit, tmp_path):
     """Also of a run that waits for another visitor's, of which no layer runs then."""
-    fields = page.actions.restorer.options.checkpoint, None, "ddim", 1000, 8, 1, 0, "auto", None
+    fields = page.checkpoint, None, "ddim", 1000, 8, 1, 0, "auto", None
     run = page.actions.restore(*fields, REQUEST)
-    assert "<progress" in next(run)[0]
+    assert "<progress" in next(run)[page.ui.status]
     page.actions.cancel(REQUEST)
-    assert [said for said, *_ in run] == ["<p>Cancelled.</p>"]
+    assert list(run) == [{page.ui.status: "<p>Cancelled.</p>"}]
     page.calls.clear()
     others = Event()
     DEVICE.submit(others.wait, 60)
     run = page.actions.restore(*fields, REQUEST)
-    assert "<progress" in next(run)[0]
-    assert "a photo.jpg, after another visitor" in next(run)[0]
+    assert "<progress" in next(run)[page.ui.status]
+    assert "a photo.jpg, after another visitor" in next(run)[page.ui.status]
     page.actions.cancel(REQUEST)
-    assert [said for said, *_ in run] == ["<p>Cancelled.</p>"]
+    assert list(run) == [{page.ui.status: "<p>Cancelled.</p>"}]
     others.set()
     assert not page.calls
     run = page.actions.restore(*fields, REQUEST)
-    assert "<progress" in next(run)[0]
+    assert "<progress" in next(run)[page.ui.status]
     opened(page, tmp_path / "a photo.jpg")
     assert list(run) == []
 
@@ -116,21 +117,21 @@ def test_what_is_asked_while_the_time_is_measured_comes_after_it_by_the_way_s_ow
     others = Event()
     DEVICE.submit(others.wait, 60)
     upload = {"path": str(tmp_path / "a photo.jpg"), "orig_name": "a.jpg"}
-    *_, radio, preset, sampler, steps, count = page.actions.open([upload], REQUEST)
-    numbers = [preset, sampler, steps, count]
-    name = page.actions.restorer.options.checkpoint
-    assert radio.choices == [(f"{name} (measuring)", name)]
+    shown, ui = page.actions.open([upload], REQUEST), page.ui
+    numbers = [shown[part] for part in (ui.preset, ui.sampler, ui.steps, ui.count)]
+    name = page.checkpoint
+    assert shown[ui.way].choices == [(f"{name} (measuring)", name)]
     assert numbers == [None] * 4
     fields = name, *numbers, 0.9, 0, "auto", None  # the strength of the way before
     run = page.actions.restore(*fields, REQUEST)
-    assert "Measuring how long it takes" in next(run)[0]
+    assert "Measuring how long it takes" in next(run)[page.ui.status]
     page.actions.cancel(REQUEST)
-    assert [said for said, *_ in run] == ["<p>Cancelled.</p>"]
+    assert list(run) == [{page.ui.status: "<p>Cancelled.</p>"}]
     run = page.actions.restore(*fields, REQUEST)
-    assert "Measuring how long it takes" in next(run)[0]
+    assert "Measuring how long it takes" in next(run)[page.ui.status]
     others.set()
-    *_, (said, *_) = run
-    assert "Done." in said
+    *_, last = run
+    assert "Done." in last[ui.status]
     assert visit.shown.result.settings == PRESET
 
 
@@ -149,14 +150,14 @@ def test_photographs_that_gave_way_are_measured_no_longer(page, visit, tmp_path)
     go_on.set()
     hook.remove()
     assert isinstance(before.exception(60), CancelledError)
-    assert page.actions.choose(REQUEST).choices
+    assert page.actions.choose(REQUEST)[page.ui.way].choices
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_opened(page, visit, tmp_path, monkeypatch):
     (tmp_path / "text.png").write_bytes(b"not an image")
     Image.new("RGB", (900, 700)).save(tmp_path / "large.png")
     monkeypatch.setattr(page.actions, "served", Served(max_pixels=0.5))
-    said = opened(page, tmp_path / "text.png", tmp_path / "a photo.jpg", tmp_path / "large.png")[1]
+    said = opened(page, tmp_path / "text.png", tmp_path / "a photo.jpg", tmp_path / "large.png")[page.ui.status]
     assert "a photo.jpg: 40 x 52 pixels." in said
     assert "text.png is not an image of a known format" in said
     assert "large.png has 900 x 700 pixels, more than the 0.5 megapixels that this page takes" in said
@@ -170,14 +171,12 @@ def test_one_that_fails_is_named_and_the_others_are_restored(page, visit, tmp_pa
     opened(page, tmp_path / "large.png", tmp_path / "a photo.jpg")
     monkeypatch.setattr("deblur.restoration.restorer.require_memory", lambda *given: None)
     monkeypatch.setattr(
-        page.actions.visits.of("somebody").ways[page.actions.restorer.options.checkpoint].restorer.options,
+        page.actions.visits.of("somebody").ways[page.checkpoint].restorer.options,
         "memory",
         0.01,
     )
-    *_, last = page.actions.restore(
-        page.actions.restorer.options.checkpoint, None, "ddim", 1, 1, 1, 0, "auto", None, REQUEST
-    )
-    assert "large.png does not fit into --memory" in last[0]
+    *_, last = page.actions.restore(page.checkpoint, None, "ddim", 1, 1, 1, 0, "auto", None, REQUEST)
+    assert "large.png does not fit into --memory" in last[page.ui.status]
     assert [photo.result is not None for photo in visit.photos] == [False, True]
 
 
@@ -190,12 +189,7 @@ def test_damaged_uploads_get_the_sentence_of_sample_py(page, visit, tmp_path, ca
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     paths = [str(tmp_path / name) for name in files]
-    assert (
-        sample.main(
-            [*paths, f"--checkpoint={page.actions.restorer.options.checkpoint}", f"--output={tmp_path / 'out'}"]
-        )
-        == 1
-    )
+    assert sample.main([*paths, f"--checkpoint={page.checkpoint}", f"--output={tmp_path / 'out'}"]) == 1
     said = capsys.readouterr().err.replace(f"{tmp_path}/", "").splitlines()
     for name, path in zip(files, paths, strict=True):
         with pytest.raises(ValueError) as refused:
@@ -213,7 +207,7 @@ def answer(page, handler, data, visitor, **more):
 
 def test_a_file_that_nobody_uploaded_is_not_opened(page, visit, tmp_path):
     """Neither one of the page's own nor another, as a photograph or as a mask, in a request that no page sends."""
-    result, fields = run(page), [page.actions.restorer.options.checkpoint, None, "ddim", 1, 1, 1, 0, "auto"]
+    result, fields = run(page), [page.checkpoint, None, "ddim", 1, 1, 1, 0, "auto"]
     Image.new("RGBA", (40, 52), "white").save(tmp_path / "layer.png")
     for meta in ({}, {"meta": {"_type": "gradio.FileData"}}):
         file = {"path": str(tmp_path / "layer.png"), "orig_name": "layer.png", **meta}
@@ -302,7 +296,7 @@ def test_one_run_is_processed_at_a_time(page, visit, tmp_path):
     ]
     try:
         with ThreadPoolExecutor(2) as threads:
-            fields = page.actions.restorer.options.checkpoint, None, "ddim", 5, 1, 1, 0, "1", None
+            fields = page.checkpoint, None, "ddim", 5, 1, 1, 0, "1", None
             runs = [
                 threads.submit(lambda one=one: list(page.actions.restore(*fields, one))) for one in (REQUEST, other)
             ]
@@ -317,7 +311,7 @@ def test_one_run_is_processed_at_a_time(page, visit, tmp_path):
 def test_a_visitor_gets_no_file_that_is_not_served_to_it(page, visit):
     """Photographs and results are private, and so are the program's files and what lies beside a served file."""
     run(page)
-    _, shown = page.actions.look("restored", REQUEST)[2]
+    _, shown = page.actions.look("restored", REQUEST)[page.ui.slider]
     kept, served = page.actions.visits.kept, page.actions.visits.served
     private = [path for path in kept.rglob("*") if path.is_file()]
     assert private

@@ -35,6 +35,7 @@ def opened(place, tmp_path, monkeypatch):
     """A function that opens a photograph with the page that a command line makes; its handlers."""
     from deblur.restoration.restorer import Restorer
     from deblur.tools.web.actions import Actions
+    from deblur.tools.web.page import Page
     from deblur.tools.web.visits import Visits
 
     exif = Image.Exif()
@@ -51,7 +52,8 @@ def opened(place, tmp_path, monkeypatch):
         given += [] if "--device" in flags else ["--device", "cpu"]
         given += [] if "--precision" in flags else ["--precision", "fp32"]
         served, options = app.parsed(given)
-        actions = Actions({options.checkpoint: Restorer(options, {})}, served, Visits(tmp_path / f"visits{count}"))
+        restorers = {options.checkpoint: Restorer(options, {})}
+        actions = Page(Actions(restorers, served, Visits(tmp_path / f"visits{count}"))).actions
         actions.open([{"path": str(tmp_path / "photo.jpg"), "orig_name": "photo.jpg"}], REQUEST)
         return actions
 

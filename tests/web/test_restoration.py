@@ -99,7 +99,7 @@ def test_what_is_painted_is_restored_as_a_mask_of_sample_py_says(page, visit, tm
     result = run(page, scale=scale, mask=layer(tmp_path / "layer.png"))
     file = Path(page.actions.save("restored", REQUEST))
     numbers = ["--sampler=ddim", "--steps=2", "--eta=1", "--blend=0.35", "--keep_sharp=1e4", "--seed=3"]
-    flags = [f"--checkpoint={page.actions.restorer.options.checkpoint}", "--device=cpu", "--precision=fp32", *numbers]
+    flags = [f"--checkpoint={page.checkpoint}", "--device=cpu", "--precision=fp32", *numbers]
     flags += [f"--mask={tmp_path / 'mask.png'}", f"--scale={scale}", f"--output={tmp_path / 'out'}"]
     assert sample.main([str(tmp_path / "a photo.jpg"), *flags]) == 0
     assert (tmp_path / "out" / "a photo.jpg").read_bytes() == file.read_bytes()
@@ -118,8 +118,7 @@ def test_where_nothing_is_painted_all_is_as_without_a_mask(page, visit, tmp_path
 def test_what_is_painted_on_a_reduced_copy_is_enlarged_for_the_photograph(page, visit, tmp_path, monkeypatch):
     monkeypatch.setattr("deblur.tools.web.actions.LARGEST_SMALL", 600)
     values = opened(page, tmp_path / "a photo.jpg")
-    [canvas] = [value for value in values if isinstance(value, dict) and "background" in value]
-    with Image.open(canvas["background"]) as shown:
+    with Image.open(values[page.ui.mask]["background"]) as shown:
         width, height = shown.size
     assert (width, height) == (21, 27), "upright, and of less than 600 pixels"
     brushed(tmp_path / "layer.png", height, width)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import replace
 from itertools import count
-from operator import attrgetter
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -25,7 +25,7 @@ from deblur.restoration.outputs import targets
 from deblur.restoration.restorer import Restorer
 from deblur.tools.web.restoration import BEST, DEVICE, PAGE, QUICK, Way, restore, ways_for
 from deblur.tools.web.served import Served
-from deblur.tools.web.view import OUTPUTS, bar, canvas, gallery, told, view, write_shown
+from deblur.tools.web.view import Changes, bar, canvas, gallery, told, view, write_shown
 from deblur.tools.web.visits import Photo, Result, Visit, Visits
 from deblur.working_size import resized
 
@@ -35,7 +35,6 @@ WORTH_A_PREVIEW = 5.0  # seconds: what takes longer by BEST is shown by QUICK fi
 LARGEST_UPLOAD = 2_000_000_000  # bytes of a visit's photographs
 LARGEST_SMALL = 500_000  # pixels of what is painted on, which the browser sends back after each stroke
 TICK = 0.5  # seconds between two movements of the bar
-NUMBERS = attrgetter("sampler", "steps", "num_samples", "blend")  # of the settings that have fields of their own
 NO_PHOTO = "there is no photograph yet: upload one"
 NO_RESULT = "nothing is restored yet: press Restore"
 
@@ -50,17 +49,20 @@ class Step(NamedTuple):
 
 
 class Actions:
-    """The page's event handlers. Each returns the new values of its outputs in the order listed in `tools.web.page`,
-    or raises ValueError or OSError with a sentence for the visitor.
+    """The page's event handlers. Each returns what changes in which parts of the page, or raises ValueError or OSError
+    with a sentence for the visitor.
 
     Args:
         restorers: restore photographs, by their checkpoints; the first is the default.
         served: has the limits of a run.
         visits: each visitor's photographs and results.
+
+    Attributes:
+        ui: the page's parts by their names, once it is laid out.
     """
 
     def __init__(self, restorers: dict[str, Restorer], served: Served, visits: Visits):
-        self.restorers, self.served, self.visits = restorers, served, visits
+        self.restorers, self.served, self.visits, self.ui = restorers, served, visits, SimpleNamespace()
         has_text = str(SHIPPED / TEXT) in restorers
         self.words = [*restorers] if len(restorers) == 1 else [BEST, QUICK, PAGE][: 2 + has_text]
         self.examples = [*PHOTOGRAPHS, *(PAGES if has_text else [])]
@@ -70,7 +72,7 @@ class Actions:
         """The default."""
         return next(iter(self.restorers.values()))
 
-    def open(self, files: list[dict[str, Any]] | None, request: gr.Request, is_text: bool = False) -> list[Any]:
+    def open(self, files: list[dict[str, Any]] | None, request: gr.Request, is_text: bool = False) -> Changes:
         """Open uploaded photographs in place of those before. Each file has its path, and its name at the visitor's."""
         if not files:  # cleared meanwhile
             raise ValueError(NO_PHOTO)
@@ -86,41 +88,51 @@ class Actions:
             raise ValueError("; ".join(refused))
         # A visitor's choice stays; an example of a page chooses the way for that, and a photograph after it another.
         chosen = {"value": PAGE if is_text else self.words[0]} if is_text != visit.is_text else {}
-        way = gr.Radio([(f"{word} (measuring)", word) for word in self.words], **chosen)
-        no_numbers = [None] * 4  # which follow the preset then
+        first, (height, width) = photos[0].name, photos[0].size
+        opened = f"{first}: {width} x {height} pixels." if len(photos) == 1 else f"{len(photos)} photographs."
+        ui = self.ui
         with visit.lock:
             visit.replace(photos, is_text)
             visit.measuring = DEVICE.submit(ways_for, self.restorers, visit)
-            first, (height, width) = photos[0].name, photos[0].size
-            opened = f"{first}: {width} x {height} pixels." if len(photos) == 1 else f"{len(photos)} photographs."
-            return [None, told(opened, warnings=refused), canvas(visit.shown), *view(visit), way, *no_numbers]
+            return {
+                ui.photo: None,
+                ui.status: told(opened, warnings=refused),
+                ui.mask: canvas(visit.shown),
+                ui.way: gr.Radio([(f"{word} (measuring)", word) for word in self.words], **chosen),
+                **dict.fromkeys((ui.preset, ui.sampler, ui.steps, ui.count)),  # which follow the way then
+                **view(ui, visit),
+            }
 
-    def example(self, number: int, request: gr.Request) -> list[Any]:
+    def example(self, number: int, request: gr.Request) -> Changes:
         """Open one of the repository's example photographs."""
         path = self.examples[number]
         return self.open([{"path": str(path), "orig_name": path.name}], request, path in PAGES)
 
-    def choose(self, request: gr.Request) -> gr.Radio:
+    def choose(self, request: gr.Request) -> Changes:
         """The ways to restore the open photographs with their times."""
         try:
             ways = self._visit(request).ways
         except CancelledError:  # the photographs gave way to others
-            return gr.skip()
-        return gr.Radio([(f"{word}, about {time_in_words(way.seconds)}", word) for word, way in ways.items()])
+            return {}
+        return {
+            self.ui.way: gr.Radio([(f"{word}, about {time_in_words(way.seconds)}", word) for word, way in ways.items()])
+        }
 
-    def numbers(self, word: str, preset: str | None, request: gr.Request) -> list[Any]:
+    def numbers(self, word: str, preset: str | None, request: gr.Request) -> Changes:
         """The presets of a way to restore, and the numbers of the one that is named, or of the way's own.
 
         Nothing changes while the way is not known.
         """
-        visit = self._visit(request)
+        visit, ui = self._visit(request), self.ui
         if visit.measuring is None or not visit.measuring.done():
-            return [gr.skip()] * 5
+            return {}
         restorer = self._way(visit, word).restorer
         presets = restorer.pipeline.config.presets
         if preset not in presets:
             preset = restorer.options.preset or ("balanced" if "balanced" in presets else None)
-        return [gr.Dropdown(list(presets), value=preset), *NUMBERS(restorer.pipeline.preset(preset))]
+        settings = restorer.pipeline.preset(preset)
+        numbers = {ui.sampler: settings.sampler, ui.steps: settings.steps, ui.count: settings.num_samples}
+        return {ui.preset: gr.Dropdown(list(presets), value=preset), ui.strength: settings.blend} | numbers
 
     def restore(
         self,
@@ -134,7 +146,7 @@ class Actions:
         scale: str,
         mask: dict[str, Any] | None,
         request: gr.Request,
-    ) -> Iterator[list[Any]]:
+    ) -> Iterator[Changes]:
         """Restore the open photographs, the quick way first. A number whose field is empty follows the preset.
 
         `mask` is what gradio's ImageEditor sends: its layers are what is painted; None before it was looked at.
@@ -153,7 +165,7 @@ class Actions:
         photos = visit.photos
         visit.stop.clear()
         try:
-            yield from _bars(visit, visit.measuring, "Measuring how long it takes")
+            yield from self._bars(visit, visit.measuring, "Measuring how long it takes")
             if visit.stop.is_set():
                 raise CancelledError
             way, quick = self._way(visit, word), visit.ways.get(QUICK)
@@ -164,7 +176,7 @@ class Actions:
             yield from self._restored(visit, plan)
         except CancelledError:
             if visit.photos is photos:  # otherwise others took their place
-                yield [told("Cancelled."), *[gr.skip()] * OUTPUTS]
+                yield {self.ui.status: told("Cancelled.")}
 
     def _plan(
         self, visit: Visit, way: Way, options: dict[str, Any], numbers: dict[str, Any], painted: Tensor | None
@@ -181,42 +193,54 @@ class Actions:
         photos = visit.photos if painted is None else [visit.shown]
         return [Step(photo, restorer, way.word, pace * math.prod(photo.size)) for photo in photos]
 
-    def _restored(self, visit: Visit, plan: list[Step]) -> Iterator[list[Any]]:
+    def _restored(self, visit: Visit, plan: list[Step]) -> Iterator[Changes]:
         """The state of the page while the plan is followed, and after each result."""
-        failures, rest = [], [gr.skip()] * OUTPUTS
+        failures = []
         for at, step in enumerate(plan):
             place = f", {at + 1} of {len(plan)}" if len(visit.photos) > 1 else ""
             run = DEVICE.submit(restore, step.restorer, visit, step.photo, self.served.max_seconds)
-            yield from _bars(visit, run, f"{step.word}: {step.photo.name}{place}", step.seconds)
+            yield from self._bars(visit, run, f"{step.word}: {step.photo.name}{place}", step.seconds)
             if visit.stop.is_set():
                 run.cancel()  # if it has not begun; otherwise it ends with a layer
             try:
-                yield [gr.skip(), *self._added(visit, run.result())]
+                result = run.result()
             except ValueError as error:
                 if len(plan) == 1:
                     raise
                 failures.append(str(error))
-        yield [told("Done." if len(failures) < len(plan) else "Not done.", warnings=failures), *rest]
+                continue
+            with visit.lock:
+                visit.keep(result)
+                yield view(self.ui, visit) if result.photo is visit.shown else {self.ui.gallery: gallery(visit)}
+        yield {self.ui.status: told("Done." if len(failures) < len(plan) else "Not done.", warnings=failures)}
 
-    def _added(self, visit: Visit, result: Result) -> list[Any]:
-        """Keep a result, and show it if its photograph is the one that is shown."""
-        with visit.lock:
-            visit.keep(result)
-            is_shown = result.photo is visit.shown
-            return view(visit) if is_shown else [gallery(visit), *[gr.skip()] * (OUTPUTS - 1)]
+    def _bars(self, visit: Visit, job: Future, doing: str, seconds: float | None = None) -> Iterator[Changes]:
+        """The state of the page while a job is waited for, until it ends or is cancelled."""
+        started = monotonic()
+        for tick in count():
+            if job.done() or visit.stop.is_set():
+                return
+            visit.used = monotonic()
+            if tick and not job.running():
+                started = visit.used
+                said = told(f"{doing}, after another visitor's photograph.")
+            else:
+                said = bar(doing, visit.used - started, seconds)
+            yield {self.ui.status: said}
+            wait([job], TICK)
 
     def cancel(self, request: gr.Request) -> None:
         """Stop this visitor's run before the next layer of its networks; the run says so when it has ended."""
         self._visit(request).stop.set()
 
-    def select(self, event: gr.SelectData, request: gr.Request) -> list[Any]:
+    def select(self, event: gr.SelectData, request: gr.Request) -> Changes:
         """Show another of the photographs."""
         visit = self._visit(request)
         with visit.lock:
             visit.shown = visit.photos[event.index]
-            return [canvas(visit.shown), *view(visit)]
+            return {self.ui.mask: canvas(visit.shown), **view(self.ui, visit)}
 
-    def look(self, kind: str | None, request: gr.Request, strength: float | None = None) -> list[Any]:
+    def look(self, kind: str | None, request: gr.Request, strength: float | None = None) -> Changes:
         """Show another image of the result, or blend it again with a new strength."""
         visit = self._visit(request)
         with visit.lock:
@@ -225,7 +249,7 @@ class Actions:
                 if result.finished:
                     raise ValueError(f"{result.photo.name} was restored long ago: restore it again to change it")
                 result.settings = replace(result.settings, blend=float(strength))
-            return view(visit, kind)
+            return view(self.ui, visit, kind)
 
     def save(self, kind: str | None, request: gr.Request) -> str:
         """Write the image that is shown as sample.py would, or of several photographs a ZIP of their results."""
@@ -290,22 +314,6 @@ class Actions:
             return None
         alpha = read_file(layers[0]["path"]).alpha  # (1, h, w) uint8, of the size of the copy that is painted on
         return resized(alpha[None].float() / 255, *photo.size).clamp(0, 1)[0, 0] if alpha.any() else None
-
-
-def _bars(visit: Visit, job: Future, doing: str, seconds: float | None = None) -> Iterator[list[Any]]:
-    """The state of the page while a job is waited for, until it ends or is cancelled."""
-    started = monotonic()
-    for tick in count():
-        if job.done() or visit.stop.is_set():
-            return
-        visit.used = monotonic()
-        if tick and not job.running():
-            started = visit.used
-            said = told(f"{doing}, after another visitor's photograph.")
-        else:
-            said = bar(doing, visit.used - started, seconds)
-        yield [said, *[gr.skip()] * OUTPUTS]
-        wait([job], TICK)
 
 
 def _unused(name: str, photos: list[Photo]) -> str:

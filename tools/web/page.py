@@ -43,7 +43,7 @@ class Page(gr.Blocks):
         super().__init__(
             title="Predict and refine: image deblurring", fill_width=True, delete_cache=(600, IDLE_SECONDS)
         )
-        self.actions, ui = actions, SimpleNamespace()  # the page's parts by their names, which are their ids
+        self.actions, ui = actions, actions.ui
         with self:
             gr.HTML(
                 "<h1>Predict and refine</h1><p>Drop or paste blurry photographs, and press Restore. They stay on the"
@@ -113,29 +113,26 @@ def _place(ui: SimpleNamespace, actions: Actions) -> None:
 
 
 def _connect(ui: SimpleNamespace, actions: Actions) -> None:
-    """Connect each control to its event handler."""
-    numbers = [ui.sampler, ui.steps, ui.count, ui.strength]
-    view = [ui.gallery, ui.kind, ui.slider, ui.strength, ui.remarks, ui.save, ui.facts, ui.heat]
-    chosen = [ui.preset, *numbers]
-    opened = [ui.photo, ui.status, ui.mask, *view, ui.way, *chosen[:-1]]
+    """Connect each control to its event handler, which may change every part of the page."""
+    everything = list(vars(ui).values())
     shown = EVENT | {"show_progress_on": ui.status}
-    opening = ui.photo.upload(actions.open, ui.photo, opened, **shown)
+    opening = ui.photo.upload(actions.open, ui.photo, everything, **shown)
     # Clear the upload field after a refused file too, so that another one can be dropped.
     opening.failure(lambda: (None, NOT_OPENED), None, [ui.photo, ui.status], show_progress="hidden", **EVENT)
-    for event in (opening, ui.examples.click(actions.example, ui.examples, opened, **shown)):
-        measured = event.success(actions.choose, None, ui.way, show_progress="hidden", **EVENT)
-        measured.success(actions.numbers, [ui.way, ui.preset], chosen, **FAST)  # of what is chosen by then
+    for event in (opening, ui.examples.click(actions.example, ui.examples, everything, **shown)):
+        measured = event.success(actions.choose, None, everything, show_progress="hidden", **EVENT)
+        measured.success(actions.numbers, [ui.way, ui.preset], everything, **FAST)  # of what is chosen by then
     for field, given in ((ui.preset, [ui.way, ui.preset]), (ui.way, [ui.way, gr.State()])):
-        field.input(actions.numbers, given, chosen, **FAST)
-    settings = [ui.way, *chosen, ui.seed, ui.scale, ui.mask]
+        field.input(actions.numbers, given, everything, **FAST)
+    settings = [ui.way, ui.preset, ui.sampler, ui.steps, ui.count, ui.strength, ui.seed, ui.scale, ui.mask]
     # While it runs, its own bar stands in the status; runs of several visitors wait for the device.
     running = shown | {"show_progress": "minimal", "concurrency_limit": None}
-    ui.run.click(actions.restore, settings, [ui.status, *view], js=TYPED, **running)
+    ui.run.click(actions.restore, settings, everything, js=TYPED, **running)
     ui.cancel.click(actions.cancel, None, None, queue=False, **EVENT)
-    ui.gallery.select(actions.select, None, [ui.mask, *view], **FAST)
+    ui.gallery.select(actions.select, None, everything, **FAST)
     # Of events that follow one another the last counts.
-    ui.strength.input(actions.look, [ui.kind, ui.strength], view, trigger_mode="always_last", **FAST)
-    ui.kind.input(actions.look, ui.kind, view, **FAST)
+    ui.strength.input(actions.look, [ui.kind, ui.strength], everything, trigger_mode="always_last", **FAST)
+    ui.kind.input(actions.look, ui.kind, everything, **FAST)
     ui.save.click(actions.save, ui.kind, ui.file, **FAST).success(None, js=DOWNLOAD)
 
 

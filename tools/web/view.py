@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
+from gradio.components import Component
 from torch import Tensor
 
 from deblur.data.files import images
@@ -17,34 +19,54 @@ from deblur.restoration.maps import reduced
 from deblur.tools.web.visits import Photo, Result, Visit
 
 LARGEST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
-OUTPUTS = 8  # of `view`
+Changes = dict[Component, Any]  # new values of parts of the page
 
 
-def view(visit: Visit, kind: str | None = None) -> list[Any]:
-    """The gallery, which image is shown, slider, strength, remarks, download, facts and uncertainty of a visit.
+def view(ui: SimpleNamespace, visit: Visit, kind: str | None = None) -> Changes:
+    """What the page shows of a visit's photographs and their results.
 
     `kind` is one of the kinds of the result; any other stands for the result itself.
     """
     photo = visit.shown
     if photo is None:
-        return [gr.skip()] * OUTPUTS
+        return {}
     result, kinds = photo.result, photo.result.kinds if photo.result else []
     kind = kind if kind in kinds else next(reversed(kinds), None)
     before = visit.serve(photo, "image.png", lambda path: write_shown(path, photo.image.values, photo.image))
-    after = before
-    if result is not None:
-        key = result, kind, result.settings.blend
-        after = visit.serve(key, "image.png", lambda path: write_shown(path, result.image(kind), photo.image))
     label = "Download all" if len(visit.photos) > 1 else "Download"
-    return [
-        gallery(visit),
-        gr.Dropdown(kinds, value=kind),
-        (before, after),
-        result.settings.blend if result else gr.skip(),
-        remarks(result),
-        gr.Button(label, interactive=any(photo.result for photo in visit.photos)),
-        *details(visit, result),
-    ]
+    changes = {
+        ui.gallery: gallery(visit),
+        ui.kind: gr.Dropdown(kinds, value=kind),
+        ui.slider: (before, before),
+        ui.remarks: "",
+        ui.save: gr.Button(label, interactive=bool(visit.results)),
+        ui.facts: "",
+        ui.heat: gr.Image(visible=False),
+    }
+    if result is None:
+        return changes
+    key, notes = (result, kind, result.settings.blend), "; ".join(result.notes) or "is restored as a whole"
+    after = visit.serve(key, "image.png", lambda path: write_shown(path, result.image(kind), photo.image))
+    changes[ui.slider] = before, after
+    changes[ui.strength] = result.settings.blend
+    changes[ui.remarks] = told(f"{photo.name} {notes}.", warnings=result.faults)
+    if not result.finished:
+        facts = {"image": photo.name, "sampled by": str(result.settings)} | result.facts
+        rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items())
+        changes[ui.facts] = f"<dl>{rows}</dl>"
+        changes[ui.heat] = heat(visit, result)
+    return changes
+
+
+def heat(visit: Visit, result: Result) -> gr.Image:
+    """The standard deviation of several samples as a heat map."""
+    if (std := result.std()) is None:
+        return gr.Image(visible=False)
+    colours, white = heat_map(reduced(std, LARGEST_SHOWN))
+    key = result, "heat", result.settings.blend
+    path = visit.serve(key, "image.png", lambda path: images.write(path, colours, compress_level=1))
+    label = f"Standard deviation of the samples; the brightest is {255 * white:.1f} of 255 levels"
+    return gr.Image(path, label=label, visible=True)
 
 
 def gallery(visit: Visit) -> gr.Gallery:
@@ -77,27 +99,3 @@ def bar(doing: str, passed: float, seconds: float | None) -> str:
         return f"{told(f'{doing}.')}<progress></progress>"
     rest = f"{time_in_words(seconds - passed)} left" if passed < seconds else "it takes longer than expected"
     return f'{told(f"{doing}, {rest}.")}<progress value="{min(passed / seconds, 0.97):.3f}"></progress>'
-
-
-def remarks(result: Result | None) -> str:
-    """What is notable in a result, apart from what is wrong with it."""
-    if result is None:
-        return ""
-    notes = "; ".join(result.notes) or "is restored as a whole"
-    return told(f"{result.photo.name} {notes}.", warnings=result.faults)
-
-
-def details(visit: Visit, result: Result | None) -> tuple[str, gr.Image]:
-    """How a result was made, as HTML, and the standard deviation of several samples as a heat map."""
-    if result is None or result.finished:
-        return "", gr.Image(visible=False)
-    facts = {"image": result.photo.name, "sampled by": str(result.settings)} | result.facts
-    table = "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items())
-    heat = gr.Image(visible=False)
-    if (std := result.std()) is not None:
-        colours, white = heat_map(reduced(std, LARGEST_SHOWN))
-        key = result, "heat", result.settings.blend
-        path = visit.serve(key, "image.png", lambda path: images.write(path, colours, compress_level=1))
-        label = f"Standard deviation of the samples; the brightest is {255 * white:.1f} of 255 levels"
-        heat = gr.Image(path, label=label, visible=True)
-    return f"<dl>{table}</dl>", heat
