@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from deblur.data.files.images import ImageError, header_size
 from deblur.draft import Blurry
@@ -35,13 +35,6 @@ class TooSlow(Exception):
     def __init__(self, seconds: float):
         super().__init__(time_in_words(seconds))
         self.seconds = seconds
-
-
-class Duration(NamedTuple):
-    """About how many seconds a job takes, and the longest side in pixels at which an image is restored."""
-
-    seconds: float = 0.0
-    longest_side: float = 0.0
 
 
 class WatchedBar(ProgressBar):
@@ -80,8 +73,8 @@ def sizes(work: Iterable[tuple[Path, Names]]) -> Iterator[Sized]:
         yield path, names, height, width
 
 
-def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> Duration:
-    """How long images take by a restorer, as a piece of one of them takes it.
+def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> float:
+    """About how many seconds images take by a restorer, as a piece of one of them takes it.
 
     The scale that is found for the first large image stands for those of the others, and finding it counts, too; it is
     not looked for where the search and the smallest scale take longer than the images may take.
@@ -92,13 +85,13 @@ def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> Dur
     others = [one for one in sized if one not in searched]
     photograph = _first_of(restorer, searched or sized)
     if photograph is None:
-        return Duration()
-    others_pixels, longest = _pixels_and_longest(restorer, others, options.scale)
-    least_pixels, least_side = _pixels_and_longest(restorer, searched, min(rule.scales) if searched else 1.0)
+        return 0.0
+    others_pixels = _pixels(restorer, others, options.scale)
+    least_pixels = others_pixels + _pixels(restorer, searched, min(rule.scales) if searched else 1.0)
     least_pixels += sum(rule.searched_pixels(height, width) for _, _, height, width in searched)
-    pace = _seconds_a_pixel(restorer, photograph, others_pixels + least_pixels, may_take)
-    least = Duration(pace * (others_pixels + least_pixels), max(longest, least_side))
-    if not searched or least.seconds > may_take:
+    pace = _seconds_a_pixel(restorer, photograph, least_pixels, may_take)
+    least = pace * least_pixels
+    if not searched or least > may_take:
         return least
     start = time.perf_counter()
     try:
@@ -106,8 +99,7 @@ def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> Dur
     except ImageError:  # which is said in its turn
         return least
     search = time.perf_counter() - start
-    pixels, side = _pixels_and_longest(restorer, searched, scale)
-    return Duration(pace * (others_pixels + pixels) + search * (len(searched) - 1), max(longest, side))
+    return pace * (others_pixels + _pixels(restorer, searched, scale)) + search * (len(searched) - 1)
 
 
 def _first_of(restorer: Restorer, sized: Sequence[Sized]) -> Photograph | None:
@@ -120,16 +112,13 @@ def _first_of(restorer: Restorer, sized: Sequence[Sized]) -> Photograph | None:
     return None
 
 
-def _pixels_and_longest(
-    restorer: Restorer, sized: Sequence[Sized], scale: float | Literal["auto"]
-) -> tuple[int, float]:
-    """How many pixels the predictor is given for images, and the longest side that is restored."""
-    pixels, longest = 0, 0.0
+def _pixels(restorer: Restorer, sized: Sequence[Sized], scale: float | Literal["auto"]) -> int:
+    """How many pixels the predictor is given for images."""
+    pixels = 0
     for _, _, height, width in sized:
         factor = largest_scale(scale, restorer.options.max_side, max(height, width))
         pixels += network_pixels(restorer.pipeline.predictor, round(factor * height), round(factor * width))
-        longest = max(longest, factor * max(height, width))
-    return pixels, longest
+    return pixels
 
 
 def _seconds_a_pixel(restorer: Restorer, photograph: Photograph, pixels: int, may_take: float) -> float:

@@ -20,7 +20,6 @@ from deblur.tiling import sides_in_words
 
 LONG_JOB = 20.0  # seconds: a job that takes longer says so before it begins
 SMALLEST_TIMED_JOB = 400_000  # pixels: for fewer no checkpoint takes long that was named, or on a GPU
-RECOMMENDED_SIDE = 1600  # pixels, the longer side that is recommended for speed
 # What is advised in place of a slow checkpoint; in place of any that is not named here, lite.
 FASTER_CHECKPOINTS = {"maxim": "swift", "lite": None, "u2net": None, "text": None}
 
@@ -95,26 +94,19 @@ class Job:
         pixels = sum(height * width * scale**2 for (_, _, height, width), scale in zip(sized, scales, strict=True))
         if pixels < SMALLEST_TIMED_JOB and not self.ways:
             return
-        while (duration := expected(self.restorer, sized, self.may_take)).seconds > self.may_take:
-            better = f"better, in about {time_in_words(duration.seconds)}: {_flags(self.restorer.options)}"
+        while (seconds := expected(self.restorer, sized, self.may_take)) > self.may_take:
+            better = f"better, in about {time_in_words(seconds)}: {_flags(self.restorer.options)}"
             self._take_next_way()
-        length = time_in_words(duration.seconds)
+        length = time_in_words(seconds)
         if better:
             self._say(f"restoring by {_flags(self.restorer.options)}, which takes about {length}; {better}")
-        elif duration.seconds > LONG_JOB:
-            faster = self.faster(duration.longest_side)
-            self._say(f"this takes about {length}" + (f"; faster: {faster}" if faster else ""))
-
-    def faster(self, longest_side: float) -> str:
-        """What would take less time than with this longest restored side, in words; empty if nothing would."""
-        options, presets = self.restorer.options, self.restorer.pipeline.config.presets
-        found = ["--preset fast"] if "fast" in presets and options.preset != "fast" else []
-        name = name_of(options.checkpoint).removeprefix("pretrained/")
-        if checkpoint := FASTER_CHECKPOINTS.get(name, "lite"):
-            found.append(f"--checkpoint {checkpoint}")
-        if longest_side > RECOMMENDED_SIDE:
-            found.append(f"--max_side {RECOMMENDED_SIDE}")
-        return " or ".join(found)
+        elif seconds > LONG_JOB:
+            faster = []
+            if "fast" in self.restorer.pipeline.config.presets and options.preset != "fast":
+                faster.append("--preset fast")
+            if checkpoint := FASTER_CHECKPOINTS.get(name_of(options.checkpoint).removeprefix("pretrained/"), "lite"):
+                faster.append(f"--checkpoint {checkpoint}")
+            self._say(f"this takes about {length}" + (f"; faster: {' or '.join(faster)}" if faster else ""))
 
     def restorations(self) -> Iterator[Restoration]:
         """Restore what is left to do, image by image, with a progress bar."""

@@ -55,7 +55,7 @@ def ways_for(restorers: Mapping[str, Restorer], visit: Visit) -> dict[str, Way]:
     def measured(word: str, options: Options, may_take: float = inf) -> Way:
         restorer = Restorer(options, {}, restorers[options.checkpoint].pipeline)
         with watched(restorer.pipeline, look):
-            return Way(word, restorer, expected(restorer, sized, may_take).seconds)
+            return Way(word, restorer, expected(restorer, sized, may_take))
 
     if len(restorers) == 1:
         return {first.options.checkpoint: measured(first.options.checkpoint, first.options)}
