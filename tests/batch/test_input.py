@@ -111,13 +111,6 @@ def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
     assert ("No space left" in reason) == (k <= 3)
 
 
-def test_the_manifest_says_which_images_look_sharp(place, tmp_path):
-    options = Options("", checkpoint=str(place / "checkpoint"), device="cpu", batch_size=1)
-    worker = Worker(Batch(options, {"keep_sharp": 1e3}, Place(str(place / "photos")), Place(str(tmp_path / "out"))))
-    [row], _ = worker.restore([{"key": "b/1.png", "bytes": 1, "modified": 1, "target": "b/1.png", "stem": "1"}])
-    assert row["remarks"] == ["looks sharp to this checkpoint and is kept; --restore all restores it"]
-
-
 @pytest.mark.parametrize(
     ("total", "options", "flags", "workers", "cpus", "gpus"),
     [
@@ -268,14 +261,6 @@ def test_a_batch_into_the_folder_above_its_photographs_overwrites_none(job, tmp_
     above = replace(job, target=Place(str(tmp_path)))
     with pytest.raises(ValueError, match=r"photos/a\.png is an input and would be overwritten"):
         wanted(above)
-
-
-def test_a_target_that_takes_nothing_ends_the_job_and_nothing_is_done(job, tmp_path):
-    named = wanted(job)
-    (tmp_path / "out").write_text("a file in the folder's place")
-    rows, reason = Worker(job).restore(named)
-    assert "cannot be written" in reason
-    assert rows == []
 
 
 def test_images_of_formats_that_are_not_read_are_counted(tmp_path, capsys):

@@ -44,6 +44,13 @@ def test_a_command_line_is_taken_apart(args, found):
     assert call(shown, args, "show.py", "Shows.", nargs="+") == found
 
 
+def test_a_file_with_a_dash_at_its_head_is_taken_for_a_flag(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-a.png").touch()
+    with pytest.raises(UsageError, match=r"-a\.png is taken for a flag: write \./-a\.png"):
+        call(shown, ["-a.png"], "show.py", "Shows.", nargs="+")
+
+
 def test_help_has_descriptions_types_and_defaults(capsys):
     with pytest.raises(SystemExit):
         call(shown, ["--help"], "show.py", "Shows:\n\n    python show.py a.png", nargs="+")

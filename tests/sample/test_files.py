@@ -111,15 +111,6 @@ def test_exif_that_a_jpeg_cannot_hold_is_left_out_and_said(checkpoint, tmp_path,
         assert (b"a" * 70_000 in (tmp_path / "out" / f"a.{kind}").read_bytes()) == (kind == "png")
 
 
-def test_a_result_inside_the_inputs_is_not_restored_again(checkpoint, photos, tmp_path, capsys):
-    for words in ("wrote 3 of 3", "all 3 done before, in"):
-        assert run(photos, "--checkpoint", checkpoint, "--output", photos / "out") == 0
-        assert words in capsys.readouterr().out
-        assert len(restored(photos / "out")) == 3
-    assert run(photos / "out", "--checkpoint", checkpoint, "--output", tmp_path / "again") == 2
-    assert "out holds restored images (it has a manifest.json)" in capsys.readouterr().err
-
-
 def test_what_other_settings_left_is_replaced_and_said_so(checkpoint, photos, tmp_path, capsys):
     out, flags = tmp_path / "out", ["--num_samples", "2", "--uncertainty", "--compare"]
     command = [photos / "a.png", "--checkpoint", checkpoint, "--output", out]
@@ -178,15 +169,3 @@ def test_a_name_that_is_not_utf_8_is_one_like_any_other(checkpoint, tmp_path, ca
     text = (tmp_path / "out" / "manifest.json").read_text(encoding="utf-8")
     assert "caf\\udce9.png" in text and str(photos / name) in json.loads(text)
     assert restored(tmp_path / "out")[name] != restored(tmp_path / "out")["ok.png"]  # other noise
-
-
-@pytest.mark.commands
-@pytest.mark.parametrize(("name", "suffix", "depth"), [("jpeg", "jpg", 8), ("tiff", "tif", 16), ("tif", "tif", 16)])
-def test_another_format_and_depth(checkpoint, photos, tmp_path, name, suffix, depth):
-    (photos / "d.jpeg").write_bytes((photos / "sub" / "b.jpg").read_bytes())
-    flags = ["--format", name, "--depth", depth]
-    assert run(photos, "--checkpoint", checkpoint, "--output", tmp_path / "out", *flags) == 0
-    kept = "jpeg" if suffix == "jpg" else suffix  # of the format already
-    names = [*(f"{stem}.{suffix}" for stem in ("a", "sub/b", "c")), f"d.{kept}"]
-    found = {file: images.read_file(tmp_path / "out" / file).pixels.dtype for file in restored(tmp_path / "out")}
-    assert found == dict.fromkeys(names, torch.uint16 if depth == 16 else torch.uint8)

@@ -293,26 +293,6 @@ def test_a_preset_is_its_settings(photos, tmp_path, capsys):
     assert restored(tmp_path / "default") == restored(tmp_path / "preset")
 
 
-@pytest.mark.parametrize("visible", [24, 4])
-def test_a_fault_is_said_with_the_image_or_the_prediction_is_written(tmp_path, capsys, visible):
-    """Also one of the few pixels that are visible."""
-    array = np.random.default_rng(0).integers(256, size=(24, 24, 4), dtype=np.uint8)
-    array[..., 3] = 255 * (np.arange(24) < visible) * (np.arange(24) < visible)[:, None]
-    (tmp_path / "noise.png").write_bytes(imagecodecs.png_encode(array))
-    pipeline = tiny_pipeline(IdentityPredictor(), residual_scale=1.0)
-    for parameter in pipeline.denoiser.unet.head.parameters():
-        torch.nn.init.zeros_(parameter)
-    torch.nn.init.constant_(pipeline.denoiser.unet.head.bias, 0.5)
-    pipeline.save_pretrained(tmp_path / "checkpoint")
-    command = [tmp_path / "noise.png", "--checkpoint", tmp_path / "checkpoint", "--output"]
-    run(*command, tmp_path / "warned")
-    assert "noise.png: the sample's mean colour" in capsys.readouterr().err
-    assert not torch.equal(images.read(tmp_path / "warned" / "noise.png"), images.read(tmp_path / "noise.png"))
-    run(*command, tmp_path / "back", "--on_fault", "fallback")
-    assert "the prediction is written" in capsys.readouterr().err
-    assert torch.equal(images.read(tmp_path / "back" / "noise.png"), images.read(tmp_path / "noise.png"))
-
-
 def test_each_of_several_samples_is_warned_of_and_replaced_by_itself(tmp_path, capsys):
     images.write(tmp_path / "a.png", torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0)))
     tiny_pipeline(IdentityPredictor(), residual_scale=0.08).save_pretrained(tmp_path / "checkpoint")

@@ -1,115 +1,68 @@
 """Every flag of app.py changes the page."""
 
 import zipfile
+from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 import app
 from deblur.data.files import images
-from deblur.models.networks.unet import UNetPredictor
+from deblur.restoration.options import Options
+from deblur.tools.web.served import Served
 from tests.processes import free_port
 from tests.tiny import tiny_pipeline
+from tests.web.conftest import REQUEST, opened, run
 
-pytestmark = pytest.mark.commands
-
-REQUEST = SimpleNamespace(session_hash="somebody")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Two checkpoints with size heads."""
-    folder = tmp_path_factory.mktemp("flags")
-    tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True)).save_pretrained(folder / "sized")
-    tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True), residual_scale=0.3).save_pretrained(folder / "other")
-    return folder
+pytestmark = pytest.mark.xdist_group("page")
+SERVED = {"host": "::1", "port": 80, "auth": "a:b", "max_size": 1, "max_pixels": 2, "max_steps": 3, "max_samples": 4}
+SERVED |= {"max_seconds": 5}
+SHARED = {"checkpoint": "text", "device": "cpu", "precision": "bf16", "provider": "cuda", "classes": "mypred.Net"}
+SHARED |= {"memory": 2.5, "metadata": "none"}
 
 
-@pytest.fixture
-def opened(place, tmp_path, monkeypatch):
-    """A function that opens a photograph with the page that a command line makes; its handlers."""
-    from deblur.restoration.restorer import Restorer
-    from deblur.tools.web.actions import Actions
-    from deblur.tools.web.page import Page
-    from deblur.tools.web.visits import Visits
-
-    exif = Image.Exif()
-    exif[0x010F] = "Camera"
-    noise = np.random.default_rng(0).integers(0, 256, (40, 52, 3), np.uint8)
-    Image.fromarray(noise).save(tmp_path / "photo.jpg", exif=exif)
-    monkeypatch.chdir(place)
-    count = 0
-
-    def opened(*flags):
-        nonlocal count
-        count += 1
-        given = [*flags, *([] if "--checkpoint" in flags else ["--checkpoint", "sized"])]
-        given += [] if "--device" in flags else ["--device", "cpu"]
-        given += [] if "--precision" in flags else ["--precision", "fp32"]
-        served, options = app.parsed(given)
-        restorers = {options.checkpoint: Restorer(options, {})}
-        actions = Page(Actions(restorers, served, Visits(tmp_path / f"visits{count}"))).actions
-        actions.open([{"path": str(tmp_path / "photo.jpg"), "orig_name": "photo.jpg"}], REQUEST)
-        return actions
-
-    return opened
+def test_each_flag_is_a_limit_of_the_page_or_an_option_of_sample_py():
+    assert SERVED.keys() == {field.name for field in fields(Served)}
+    assert SHARED.keys() == set(app.SHARED)
+    words = [f"--{name}={value}" for name, value in (SERVED | SHARED).items()]
+    assert app.parsed(words) == (Served(**SERVED), Options("", **SHARED))
 
 
-def restored(actions, steps=2, count=1):
-    """The newest result's pixels, and its file."""
-    list(
-        actions.restore(actions.restorer.options.checkpoint, None, "ddim", steps, count, 1.0, 3, "auto", None, REQUEST)
-    )
-    result = actions.visits.of("somebody").shown.result
-    return result.image(result.kinds[-1]), Path(actions.save(result.kinds[-1], REQUEST))
+def test_the_page_s_limits_are_those_of_its_flags(page, visit, monkeypatch):
+    for limits, words in (
+        ({"max_steps": 3}, "at most 3 steps, not 4"),
+        ({"max_samples": 2}, "at most 2 samples, not 3"),
+        ({"max_seconds": 1e-9}, "longer than the 1e-09 seconds"),
+    ):
+        monkeypatch.setattr(page.actions, "served", Served(**limits))
+        with pytest.raises(ValueError, match=words):
+            run(page, steps=4, count=3)
 
 
-def refused(words, action, *given, **named):
-    with pytest.raises(ValueError, match=words):
-        action(*given, **named)
-
-
-def test_the_page_writes_no_metadata_if_it_is_told_to(opened, tmp_path):
+def test_the_page_writes_no_metadata_if_it_is_told_to(page, visit, tmp_path, monkeypatch):
     for choice in ("keep", "none"):
-        actions = opened("--metadata", choice)
-        one = restored(actions)[1]
-        actions.open([{"path": str(tmp_path / "photo.jpg"), "orig_name": name} for name in ("a.jpg", "b.jpg")], REQUEST)
-        with zipfile.ZipFile(restored(actions)[1]) as archive:
-            packed = Path(archive.extract("b.jpg", tmp_path / choice))
+        monkeypatch.setattr(page.actions.restorer.options, "metadata", choice)
+        opened(page, tmp_path / "a photo.jpg")
+        run(page)
+        one = Path(page.actions.save("restored", REQUEST))
+        opened(page, tmp_path / "a photo.jpg", tmp_path / "a photo.jpg")
+        run(page)
+        with zipfile.ZipFile(page.actions.save("restored", REQUEST)) as archive:
+            packed = Path(archive.extract("a photo (2).jpg", tmp_path / choice))
         for file in (one, packed):
             exif = images.read_file(file).exif
             assert (b"Camera" in exif) if choice == "keep" else (exif is None)
 
 
-def test_the_page_s_limits_are_those_of_its_flags(opened):
-    restored(opened(), steps=4, count=3)
-    refused("more than the 0.001 megapixels", opened, "--max_pixels", "0.001")
-    refused("at most 3 steps, not 4", restored, opened("--max_steps", "3"), steps=4)
-    refused("at most 2 samples, not 3", restored, opened("--max_samples", "2"), steps=4, count=3)
-    refused("longer than the 1e-09 seconds", restored, opened("--max_seconds", "1e-9"))
-
-
-def test_the_page_s_networks_are_those_of_its_flags(opened):
-    plain, _ = restored(opened())
-    for flags in (["--checkpoint", "other"], ["--precision", "bf16"]):
-        other, _ = restored(opened(*flags))
-        assert not torch.equal(plain, other)
-    refused("no ONNX folder, which the provider cuda", opened, "--provider", "cuda")
-    refused("class mypred.Net cannot be imported", opened, "--classes", "mypred.Net")
-
-
-@pytest.mark.xdist_group("page")
-def test_the_page_is_served_as_its_flags_say(place, tmp_path, monkeypatch):
+def test_the_page_is_served_as_its_flags_say(tmp_path, monkeypatch):
+    tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "visitors").mkdir()
     for name in ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED", "no_proxy"):
         monkeypatch.setenv(name, "")
     port = free_port()
     flags = ["--host", "127.0.0.2", "--port", str(port), "--auth", "name:word", "--max_size", "0.001"]
-    page = app.start(*app.parsed([*flags, "--checkpoint", str(place / "sized"), "--device", "cpu"]), tmp_path)
+    page = app.start(*app.parsed([*flags, "--checkpoint", str(tmp_path / "checkpoint")]), tmp_path / "visitors")
     try:
         address = f"http://127.0.0.2:{port}"
         assert page.local_url == f"{address}/"
