@@ -112,21 +112,18 @@ def test_the_help_shows_the_numbers_of_the_checkpoint(photos, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("preset", "flags", "words"),
     [
-        ({"eta": 1.0}, ["--sampler", "ddpm"], "ddpm, 2 steps"),
-        ({"eta": 1.0}, ["--sampler", "dpmsolver++"], "dpmsolver++, 2 steps"),
-        ({"eta": 1.0}, ["--sampler", "unipc"], "unipc, 2 steps"),
-        ({"eta": 1.0}, ["--sampler", "ddim"], "ddim, eta 1, 2 steps"),
-        ({"sampler": "ddpm"}, ["--eta", "0.5"], "ddim, eta 0.5, 2 steps"),
-        ({"sampler": "ddpm"}, ["--eta", "0"], "ddpm, 2 steps"),
+        ({"eta": 1.0}, {"sampler": "ddpm"}, "ddpm, 2 steps"),
+        ({"eta": 1.0}, {"sampler": "unipc"}, "unipc, 2 steps"),
+        ({"eta": 1.0}, {"sampler": "ddim"}, "ddim, eta 1, 2 steps"),
+        ({"sampler": "ddpm"}, {"eta": 0.5}, "ddim, eta 0.5, 2 steps"),
+        ({"sampler": "ddpm"}, {"eta": 0}, "ddpm, 2 steps"),
     ],
 )
-def test_a_flag_replaces_what_belongs_to_the_presets_other_choice(photos, tmp_path, capsys, preset, flags, words):
-    named = with_presets(tmp_path, balanced={"steps": 2} | preset)
-    command = [str(photos / "a.png"), "--checkpoint", named, "--output", str(tmp_path / "out")]
-    assert sample.main([*command, *flags]) == 0
-    assert f"balanced: {words}, blend 1; " in capsys.readouterr().out
-    assert sample.main([*command, "--sampler", "ddpm", "--eta", "1"]) == 2  # an explicit contradiction
-    assert "eta belongs to the sampler ddim" in capsys.readouterr().err
+def test_a_flag_replaces_what_belongs_to_the_presets_other_choice(preset, flags, words):
+    settings = SamplingSettings(steps=2, **preset)
+    assert str(settings.changed(flags)) == f"{words}, blend 1"
+    with pytest.raises(ValueError, match="eta belongs to the sampler ddim"):  # an explicit contradiction
+        settings.changed({"sampler": "ddpm", "eta": 1})
 
 
 def test_what_is_done_stands_in_a_line_and_in_the_manifest(photos, tmp_path, capsys):

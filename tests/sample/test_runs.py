@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import imagecodecs
@@ -274,23 +273,6 @@ def test_a_predictor_that_expects_its_error_shows_it_without_samples(photos, tmp
     assert set(restored(tmp_path / "out")) == {"a.png", "a_error.png", "a_error.tif"}
     error = tifffile.imread(tmp_path / "out" / "a_error.tif")
     assert error.shape == (20, 31, 3) and (error > 0).all() and (error[..., 0] == error[..., 2]).all()
-
-
-def test_a_preset_is_its_settings(photos, tmp_path, capsys):
-    preset = {"sampler": "ddpm", "steps": 3}
-    command = [str(photos / "a.png"), "--checkpoint", with_presets(tmp_path, perceptual=preset), "--output"]
-    assert sample.main([*command, str(tmp_path / "preset"), "--preset", "perceptual"]) == 0
-    assert sample.main([*command, str(tmp_path / "flags"), "--sampler", "ddpm", "--steps", "3"]) == 0
-    assert restored(tmp_path / "preset") == restored(tmp_path / "flags")
-    assert sample.main([*command, str(tmp_path / "x"), "--preset", "fidelity"]) == 2
-    assert "it has perceptual" in capsys.readouterr().err
-    # A number given by flag goes before the preset's, even where it is the default's.
-    sample.main([*command, str(tmp_path / "both"), "--preset", "perceptual", "--steps", "20", "--blend", "0.5"])
-    (entry,) = json.loads((tmp_path / "both" / "manifest.json").read_text()).values()
-    assert entry["settings"] == asdict(sample.SamplingSettings("ddpm", steps=20, blend=0.5))
-    with_presets(tmp_path, balanced=preset)
-    assert sample.main([*command, str(tmp_path / "default")]) == 0  # balanced, where it is there
-    assert restored(tmp_path / "default") == restored(tmp_path / "preset")
 
 
 def test_each_of_several_samples_is_warned_of_and_replaced_by_itself(tmp_path, capsys):

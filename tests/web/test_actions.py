@@ -2,12 +2,10 @@
 
 import re
 import shutil
-import time
 import zipfile
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 from urllib.parse import quote
 
 import httpx
@@ -17,7 +15,6 @@ import pytest
 from PIL import Image
 
 import sample
-from deblur.data.files import images
 from deblur.tools.web.actions import NO_PHOTO, NO_RESULT
 from deblur.tools.web.restoration import DEVICE
 from deblur.tools.web.served import Served
@@ -180,23 +177,6 @@ def test_one_that_fails_is_named_and_the_others_are_restored(page, visit, tmp_pa
     assert [photo.result is not None for photo in visit.photos] == [False, True]
 
 
-def test_damaged_uploads_get_the_sentence_of_sample_py(page, visit, tmp_path, capsys):
-    files = {"text.png": b"not an image", "empty.jpg": b"", "page.webp": b"<html></html>"}
-    for suffix in ("png", "jpg", "webp", "tif", "bmp"):
-        images.write(tmp_path / f"whole.{suffix}", visit.shown.image.values)
-        content = (tmp_path / f"whole.{suffix}").read_bytes()
-        files |= {f"{part}.{suffix}": content[: int(part) * len(content) // 8] for part in "135"}
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    paths = [str(tmp_path / name) for name in files]
-    assert sample.main([*paths, f"--checkpoint={page.checkpoint}", f"--output={tmp_path / 'out'}"]) == 1
-    said = capsys.readouterr().err.replace(f"{tmp_path}/", "").splitlines()
-    for name, path in zip(files, paths, strict=True):
-        with pytest.raises(ValueError) as refused:
-            page.actions.open([{"path": path, "orig_name": name}], REQUEST)
-        assert str(refused.value).startswith(f"{name} ") and f"sample.py: error: {refused.value!s}" in said
-
-
 def answer(page, handler, data, visitor, **more):
     """What the page answers to a request that no browser sent."""
     number = next(event["id"] for event in page.config["dependencies"] if event["api_name"] == handler)
@@ -276,36 +256,6 @@ def test_a_refused_upload_clears_the_field_and_says_so(page):
     after = {each.outputs[0].elem_id: each for each in page.fns.values() if each.trigger_only_on_failure}
     assert [block.elem_id for block in after["photo"].outputs] == ["photo", "status"]
     assert after["photo"].fn() == (None, "<p>Not opened.</p>")
-
-
-def test_one_run_is_processed_at_a_time(page, visit, tmp_path):
-    """Two visitors begin at once; each call of the network takes long enough for another one to begin meanwhile."""
-    other, denoiser = SimpleNamespace(session_hash="other"), page.actions.restorer.pipeline.denoiser
-    page.actions.open([{"path": str(tmp_path / "a photo.jpg"), "orig_name": "b.jpg"}], other)
-    page.actions.choose(other)
-    inside, most = [], []
-
-    def enter(*given):
-        inside.append(1)
-        most.append(len(inside))
-        time.sleep(0.02)
-
-    hooks = [
-        denoiser.register_forward_pre_hook(enter),
-        denoiser.register_forward_hook(lambda *given: inside.pop() and None),
-    ]
-    try:
-        with ThreadPoolExecutor(2) as threads:
-            fields = page.checkpoint, None, "ddim", 5, 1, 1, 0, "1", None
-            runs = [
-                threads.submit(lambda one=one: list(page.actions.restore(*fields, one))) for one in (REQUEST, other)
-            ]
-            assert all(run.result() for run in runs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        page.actions.leave(other)
-    assert most == [1] * 10
 
 
 def test_a_visitor_gets_no_file_that_is_not_served_to_it(page, visit):
