@@ -228,14 +228,12 @@ class Restorer:
                 continue  # the error, which holds tensors, is gone
             seconds = (time.perf_counter() - start) / len(together)
             for i, photograph in enumerate(together):
-                restoration = self.restoration(photograph, _part(output, i, len(together)), seconds)
-                if all(image.isfinite().all() for image in restoration.restored):
-                    yield restoration
+                try:
+                    restoration = self.restoration(photograph, _part(output, i, len(together)), seconds)
+                except ImageError as error:
+                    refused[photograph.path] = str(error)
                 else:
-                    refused[photograph.path] = (
-                        f"{photograph.path} is not written: its restoration has pixels that are no numbers, the"
-                        " checkpoint may be damaged; --on_fault fallback writes the prediction"
-                    )
+                    yield restoration
             del output  # before the other half is restored
 
     def _run_pipeline(self, photographs: list[Photograph], scale: float, bar: tqdm) -> DeblurOutput:
@@ -284,7 +282,10 @@ class Restorer:
                 hook.remove()
 
     def restoration(self, photograph: Photograph, out: DeblurOutput, seconds: float) -> Restoration:
-        """What the pipeline made of one image in so many seconds, with what is wrong and notable in it."""
+        """What the pipeline made of one image in so many seconds, with what is wrong and notable in it.
+
+        Raises ImageError if it is no image, which is not to be written.
+        """
         start, image, visible = time.perf_counter(), photograph.image, photograph.visible
         [prediction], restored, found = out.predictions, list(out.images), []
         is_drawn = self.settings.blend > 0 and bool(out.share.any())
@@ -294,6 +295,11 @@ class Restorer:
             found += sentences if len(files) == 1 else [f"{file.name}: {sentence}" for sentence in sentences]
             if sentences and self.options.on_fault == "fallback":
                 restored[k] = prediction
+        if not all(x.isfinite().all() for x in restored):
+            raise ImageError(
+                f"{photograph.path} is not written: its restoration has pixels that are no numbers, the checkpoint may"
+                " be damaged; --on_fault fallback writes the prediction"
+            )
         amount = restored_amount(out.share.cpu(), visible)
         suffix = photograph.names.target.suffix
         noted = notes(image, visible, amount, out, restored[0], suffix, self.mask is not None)

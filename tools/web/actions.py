@@ -209,9 +209,11 @@ class Actions:
                     raise
                 failures.append(str(error))
                 continue
-            with visit.lock:
+            with visit.lock:  # which the thread that goes on after a yield could not release
                 visit.keep(result)
-                yield view(self.ui, visit) if result.photo is visit.shown else {self.ui.gallery: gallery(visit)}
+                is_shown = result.photo is visit.shown
+                changes = view(self.ui, visit) if is_shown else {self.ui.gallery: gallery(visit)}
+            yield changes
         yield {self.ui.status: told("Done." if len(failures) < len(plan) else "Not done.", warnings=failures)}
 
     def _bars(self, visit: Visit, job: Future, doing: str, seconds: float | None = None) -> Iterator[Changes]:

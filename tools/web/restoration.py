@@ -97,7 +97,10 @@ def restore(restorer: Restorer, visit: Visit, photo: Photo, longest: float) -> R
             draft, samples = restorer.draw([photograph], restorer.scale_of(photograph))
             result = Result(photo, restorer, folder, draft.blurry.scale)
             result.store(draft, samples)
-        told = restorer.restoration(photograph, result.output(result.kinds[-1]), time.perf_counter() - started)
+        tiles = draft.tiles
+        del draft, samples  # before as much is needed for the images
+        give_back()
+        found = restorer.restoration(photograph, result.output(result.kinds[-1]), time.perf_counter() - started)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if visit.stop.is_set():  # closing the visit removed its folder
@@ -107,13 +110,12 @@ def restore(restorer: Restorer, visit: Visit, photo: Photo, longest: float) -> R
         if isinstance(error, ImageError):
             raise ValueError(str(error).replace(str(photo.file), photo.name)) from None
         raise
-    give_back()
-    result.notes, result.faults = told.notes, told.faults
+    result.notes, result.faults = found.notes, found.faults
     result.facts = {
         "seed": str(restorer.options.seed),
         "scale": f"{result.scale:g}",
-        "seconds": f"{told.seconds:.2f}",
-        "tiles": sides_in_words(draft.tiles),
+        "seconds": f"{found.seconds:.2f}",
+        "tiles": sides_in_words(tiles),
         "device": f"{restorer.pipeline.place}, {restorer.pipeline.precision}",
         "checkpoint": name_of(restorer.options.checkpoint),
         "sha256": restorer.facts["checkpoint_sha256"],
