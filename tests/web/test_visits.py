@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from deblur.data.files import images
-from deblur.tools.web.actions import _bars
 from deblur.tools.web.visits import Visits
 from tests.web.conftest import REQUEST, opened, run
 
@@ -52,7 +51,7 @@ def test_of_a_photograph_the_newest_result_alone_is_kept(page, visit):
     assert {path.parent for path in visit.folder.rglob("*.npy")} == {result.folder}
 
 
-def test_visits_end_when_they_are_idle_for_an_hour_not_an_hour_after_opening(tmp_path, monkeypatch):
+def test_visits_end_when_they_are_idle_for_an_hour_not_an_hour_after_opening(page, tmp_path, monkeypatch):
     now = [0.0]
     for module in ("visits", "actions"):
         monkeypatch.setattr(f"deblur.tools.web.{module}.monotonic", lambda: now[0])
@@ -61,7 +60,7 @@ def test_visits_end_when_they_are_idle_for_an_hour_not_an_hour_after_opening(tmp
     for now[0] in (1800.0, 3599.0, 5400.0, 9000.0):
         assert visits.of("used") is used and not used.stop.is_set()
         assert idle.stop.is_set() == (now[0] > 3600) and idle.folder.exists() == (now[0] <= 3600)
-    for now[0], _ in zip((12000.0, 15000.0), _bars(used, Future(), "Restoring"), strict=False):
+    for now[0], _ in zip((12000.0, 15000.0), page.actions._bars(used, Future(), "Restoring"), strict=False):
         visits.of("another")
         assert not used.stop.is_set(), "it waits for its run"
     now[0] += 3600.1
