@@ -6,8 +6,9 @@ import os
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path, PurePath
 
 from deblur.data.files.kinds import NO_SUFFIX, READ_SUFFIXES, REFUSED_SUFFIXES
@@ -91,7 +92,7 @@ def find(path: str | Path, results: bool = True) -> list[Path]:
 def passed_over(path: str | Path) -> Counter[str]:
     """The number of images that `find` ignores, by their suffix or as NO_SUFFIX: those of another one or without."""
     found, pattern = located(path)
-    files = _visible(found, pattern, False, lambda error: None) if found.is_dir() else ()  # `find` has said it
+    files = _visible(found, pattern, False) if found.is_dir() else ()
     kinds = (_kind_passed_over(file) for file in files if file.suffix.lower() not in READ_SUFFIXES)
     return Counter(kind for kind in kinds if kind)
 
@@ -114,21 +115,17 @@ def tree(path: str | Path) -> Path:
     return found if found.is_dir() else found.parent
 
 
-def say_left_out(error: OSError) -> None:
-    """Say that a folder or a link cannot be read."""
-    print(f"{error.filename} cannot be read, and is left out: {error.strerror}", file=sys.stderr)
+@cache
+def _say_left_out(path: str, reason: str) -> None:
+    """Say that a folder or a link cannot be read, once, however often it is met."""
+    print(f"{path} cannot be read, and is left out: {reason}", file=sys.stderr)
 
 
-def walk(
-    root: Path,
-    results: bool = True,
-    depth: float = float("inf"),
-    left_out: Callable[[OSError], None] = say_left_out,
-) -> Iterator[Path]:
+def walk(root: Path, results: bool = True, depth: float = float("inf")) -> Iterator[Path]:
     """The files below a folder, `depth` levels deep, without hidden ones; `results` as in `find`.
 
-    A folder is entered once, however many links lead to it. `left_out` is told of one that may not be read, as of
-    lost+found; OSError if it is `root`.
+    A folder is entered once, however many links lead to it. One that may not be read, as lost+found, is named on
+    stderr; OSError if it is `root`.
     """
     seen, links = set(), [(root, depth)]
     while links:  # links last, so that a folder's files have its own name
@@ -144,7 +141,7 @@ def walk(
             except OSError as error:
                 if folder == root:
                     raise
-                left_out(error)
+                _say_left_out(error.filename, error.strerror)
                 continue
             for entry in entries:
                 if entry.name.startswith("."):
@@ -152,7 +149,7 @@ def walk(
                 try:
                     is_file, is_folder = entry.is_file(), entry.is_dir()
                 except OSError as error:  # of a link into such a folder
-                    left_out(error)
+                    _say_left_out(error.filename, error.strerror)
                     continue
                 if is_file:
                     yield folder / entry.name
@@ -180,13 +177,10 @@ def is_manifest(content: bytes) -> bool:
     return all(isinstance(entry, dict) and isinstance(entry.get("written"), list) for entry in entries.values())
 
 
-def _visible(
-    root: Path, pattern: Sequence[str], results: bool, left_out: Callable[[OSError], None] = say_left_out
-) -> Iterator[Path]:
-    """The files below a folder that match a pattern, or all, without hidden ones; `results` and `left_out` as in
-    `walk`."""
+def _visible(root: Path, pattern: Sequence[str], results: bool) -> Iterator[Path]:
+    """The files below a folder that match a pattern, or all, without hidden ones; `results` as in `find`."""
     depth = float("inf") if not pattern or "**" in pattern else len(pattern)
-    files = walk(root, results, depth, left_out)
+    files = walk(root, results, depth)
     return (file for file in files if not pattern or _matches(file.relative_to(root).parts, pattern))
 
 
