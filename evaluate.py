@@ -135,13 +135,13 @@ def evaluate(flags: Evaluation) -> None:
     with run.sharing(output) as processes:
         pairs = run.read_pairs(flags, processes)
         metrics = make_metrics(flags.metric_names, pairs.texts, flags.language)
-        evaluated = {}
+        summaries = {}
         for letter, checkpoint in flags.checkpoints_by_letter.items():
             plan = run.make_plan(flags, output / letter, pairs, checkpoint, metrics, settings, processes)
             scoring.score_images(plan)
-            evaluated[letter] = run.publish(flags, plan, evaluated.get("A"))
+            summaries[letter] = run.publish(flags, plan, summaries.get("A"))
         if flags.checkpoints and processes.is_global_zero:
-            run.compare(flags, evaluated)
+            run.compare(flags, summaries)
 
 
 def check(flags: Evaluation) -> list[SamplingSettings]:

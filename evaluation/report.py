@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 import jinja2
 from PIL import Image
@@ -22,7 +21,7 @@ from deblur.evaluation.journal import Facts
 from deblur.evaluation.plots import curve, panel
 from deblur.evaluation.results import Change, signed
 from deblur.evaluation.scoring import ImagePair, Plan, steps_of
-from deblur.evaluation.summary import Example, Summary, choose_examples
+from deblur.evaluation.summary import Summary, choose_examples
 from deblur.hub import name_of
 from deblur.pipeline import Area
 from deblur.progress import ProgressBar, counted
@@ -31,11 +30,12 @@ from deblur.storage import replacing
 PANEL_SAMPLES = 4
 PANEL_IMAGES = 2
 
-Evaluations: TypeAlias = "Mapping[str, tuple[Summary, Sequence[Example]]]"
 
+def keep_examples(plan: Plan, summary: Summary, typical: Iterable[str]) -> None:
+    """Write the images of `choose_examples` into the folder examples: restored, blurry, predicted and sharp.
 
-def keep_examples(plan: Plan, summary: Summary, typical: Iterable[str]) -> list[Example]:
-    """Write the images of `choose_examples` into the folder examples: restored, blurry, predicted and sharp."""
+    They become the summary's examples.
+    """
     shutil.rmtree(plan.folder / "examples", ignore_errors=True)
     images_by_name = {escaped(image.name): image for image in plan.images}
     examples = choose_examples(summary, typical)
@@ -54,7 +54,7 @@ def keep_examples(plan: Plan, summary: Summary, typical: Iterable[str]) -> list[
             for at, example in enumerate(own):
                 example.files.update(files | {"restored": f"examples/{number}_{at}.png"})
                 images.write(plan.folder / example.files["restored"], restored[example.row.label])
-    return examples
+    summary.examples.extend(examples)
 
 
 def _restored(plan: Plan, image: ImagePair, blurry: Tensor, rows: Sequence[Row], bar: ProgressBar) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ def write_panel(plan: Plan, summary: Summary, path: Path) -> None:
 
 
 def write_report(
-    folder: Path, evaluations: Evaluations, changes: Mapping[str, Mapping[str, Change]] | None = None
+    folder: Path, summaries: Mapping[str, Summary], changes: Mapping[str, Mapping[str, Change]] | None = None
 ) -> None:
     """Write pareto.png and report.html about one evaluation, or about two that are compared.
 
@@ -107,14 +107,14 @@ def write_report(
 
     Args:
         folder: of the page.
-        evaluations: the results and examples of one evaluation, under an empty name; or of A and of B, whose folders
-            within `folder` have these names.
+        summaries: of one evaluation, under an empty name; or of A and of B, whose folders within `folder` have these
+            names.
         changes: setting -> metric -> change from A to B, which the table shows; None: there is one evaluation.
     """
     with replacing(folder / "pareto.png") as part:
-        curve({letter: summary for letter, (summary, _) in evaluations.items()}).savefig(part)
-    summary, _ = next(iter(evaluations.values()))
-    facts, entries = dict(summary.facts), _entries(evaluations)
+        curve(summaries).savefig(part)
+    summary = next(iter(summaries.values()))
+    facts, entries = dict(summary.facts), _entries(summaries)
     shown = {"examples": entries, "first": None, "left": "A, restored", "right": "B, restored"}
     shown["images"] = {file: _jpeg(folder / file) for entry in entries for file in entry["files"].values()}
     if changes is None:
@@ -123,9 +123,7 @@ def write_report(
         shown |= {"first": preset and preset.label, "left": "blurry", "right": "restored"}
     else:
         title = "A and B compared"
-        facts["checkpoint"] = {
-            letter: name_of(own.facts["checkpoint"]["name"]) for letter, (own, _) in evaluations.items()
-        }
+        facts["checkpoint"] = {letter: name_of(own.facts["checkpoint"]["name"]) for letter, own in summaries.items()}
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -142,7 +140,7 @@ def write_report(
         curve=base64.b64encode((folder / "pareto.png").read_bytes()).decode(),
         shown=shown,
         infinity=math.inf,
-        overview=_overview(evaluations),
+        overview=_overview(summaries),
         worsened=list(summary.worsened.itertuples(name=None)) if changes is None else [],
         recipes=controls.RECIPES | {"perceptual": controls.VERDICT_RECIPE},
     )
@@ -150,10 +148,10 @@ def write_report(
         part.write_text(page, encoding="utf-8")
 
 
-def _overview(evaluations: Evaluations) -> list[dict]:
+def _overview(summaries: Mapping[str, Summary]) -> list[dict]:
     """The typical image of the first in columns: blurry, by the best rows of each and sharp, with files and scores."""
-    [(first, (summary, examples)), *_] = evaluations.items()
-    own = [example for example in examples if example.image == summary.typical]
+    first, summary = next(iter(summaries.items()))
+    own = [example for example in summary.examples if example.image == summary.typical]
     if not own:
         return []
     axes = [(name, summary.metrics[name].column) for name in ("psnr", summary.perception)]
@@ -164,10 +162,9 @@ def _overview(evaluations: Evaluations) -> list[dict]:
         return {"title": title, "file": file, "scores": ", ".join(words)}
 
     columns = [column("Blurry", _place(first, own[0].files["blurry"]), summary.scores_of(BLURRY, summary.typical))]
-    for letter, (each, of_each) in evaluations.items():
-        files = {
-            example.row.label: example.files["restored"] for example in of_each if example.image == summary.typical
-        }
+    for letter, each in summaries.items():
+        typical = [example for example in each.examples if example.image == summary.typical]
+        files = {example.row.label: example.files["restored"] for example in typical}
         for label in dict.fromkeys(row.label for row in each.best.values()):
             best = " and ".join(names[name] for name, row in each.best.items() if row.label == label)
             title = f"{letter}, best by {best}: {label}" if letter else f"Best by {best}: {label}"
@@ -180,12 +177,12 @@ def _place(letter: str, file: str) -> str:
     return f"{letter}/{file}" if letter else file
 
 
-def _entries(evaluations: Evaluations) -> list[dict]:
+def _entries(summaries: Mapping[str, Summary]) -> list[dict]:
     """What the slider shows of each setting and image: files by kind, and what is said about them."""
     entries: dict[tuple[str, str], dict] = {}
-    for letter, (summary, examples) in evaluations.items():
+    for letter, summary in summaries.items():
         within = f" in {letter}" if letter else ""
-        for example in examples:
+        for example in summary.examples:
             setting, image = example.row.label, example.image
             new = {"setting": setting, "image": image, "ranks": [], "about": [], "files": {}}
             entry = entries.setdefault((setting, image), new)

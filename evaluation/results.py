@@ -17,7 +17,7 @@ from deblur.evaluation.grid import BLURRY, CONTROLS, LABELS, SHARP
 from deblur.evaluation.journal import Facts
 from deblur.evaluation.metrics import Metric
 from deblur.evaluation.scoring import SECONDS_RECIPE
-from deblur.evaluation.summary import NOTHING, Example, RowSummary, Summary
+from deblur.evaluation.summary import NOTHING, RowSummary, Summary
 from deblur.revision import commit, versions
 from deblur.settings import SamplingSettings
 from deblur.storage import replacing
@@ -51,7 +51,7 @@ def _write_csv(file: Path, lines: Sequence[dict[str, Any]]) -> None:
         pd.DataFrame(lines).to_csv(part, index=False, float_format="%.9g", lineterminator="\n")
 
 
-def write_document(folder: Path, summary: Summary, examples: Sequence[Example] = ()) -> None:
+def write_document(folder: Path, summary: Summary) -> None:
     """Write results.json into an existing folder."""
     document = dict(summary.facts) | {
         "cost": {"denoising_steps": summary.steps},
@@ -78,7 +78,7 @@ def write_document(folder: Path, summary: Summary, examples: Sequence[Example] =
         "examples": [
             {"setting": example.row.label, "image": example.image, "rank": example.rank, "files": example.files}
             | {"scores": {name: json_number(value) for name, value in example.scores.items()}}
-            for example in examples
+            for example in summary.examples
         ],
     }
     with replacing(folder / "results.json") as part:

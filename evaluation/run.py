@@ -18,7 +18,7 @@ from deblur.evaluation.controls import RECIPES
 from deblur.evaluation.grid import rows_of
 from deblur.evaluation.journal import Facts, Journal, Processes
 from deblur.evaluation.metrics import Metric
-from deblur.evaluation.report import Example, keep_examples, write_panel, write_report
+from deblur.evaluation.report import keep_examples, write_panel, write_report
 from deblur.evaluation.results import (
     format_changes,
     format_table,
@@ -196,9 +196,7 @@ def make_plan(
     )
 
 
-def publish(
-    flags: "Evaluation", plan: Plan, first: tuple[Summary, list[Example]] | None = None
-) -> tuple[Summary, list[Example]] | None:
+def publish(flags: "Evaluation", plan: Plan, first: Summary | None = None) -> Summary | None:
     """Write the files of a plan whose journal is complete, in the first process: its results.
 
     `first` are the results that these are compared with, whose typical image is shown of these, too.
@@ -208,28 +206,26 @@ def publish(
     summary = summarise(plan)
     write_results(plan.folder, summary)  # before the examples, which may have to be restored again
     print(format_table(summary))
-    typical = {summary.typical}
-    if first:
-        typical.add(first[0].typical)
-    examples = keep_examples(plan, summary, sorted(typical - {None}))
-    write_document(plan.folder, summary, examples)
-    write_report(plan.folder, {"": (summary, examples)})
+    typical = {summary.typical, first and first.typical}
+    keep_examples(plan, summary, sorted(typical - {None}))
+    write_document(plan.folder, summary)
+    write_report(plan.folder, {"": summary})
     if flags.panel is not None:
         write_panel(plan, summary, Path(flags.panel))
     if flags.save_presets:
         presets = {name: row.settings for name, row in summary.presets.items()}
         save_presets(Path(plan.facts["checkpoint"]["name"]), presets)
     print(f"wrote {plan.folder}: open {plan.folder / 'report.html'}")
-    return summary, examples
+    return summary
 
 
-def compare(flags: "Evaluation", evaluated: Mapping[str, tuple[Summary, list[Example]]]) -> None:
+def compare(flags: "Evaluation", summaries: Mapping[str, Summary]) -> None:
     """Write what two evaluations of the same images and noise differ in, A and B, and their joint report."""
     output = Path(flags.output)
-    (a, _), (b, _) = evaluated.values()
+    a, b = summaries.values()
     changes = write_comparison(a, b, output, flags.seed)
-    write_report(output, evaluated, changes)
-    names = ", ".join(f"{letter}: {summary.facts['checkpoint']['name']}" for letter, (summary, _) in evaluated.items())
+    write_report(output, summaries, changes)
+    names = ", ".join(f"{letter}: {summary.facts['checkpoint']['name']}" for letter, summary in summaries.items())
     print(f"{names}; means over the images, 95 % intervals")
     print(format_changes(changes, a.metrics))
     print(f"wrote {output}: open {output / 'report.html'}")

@@ -76,6 +76,7 @@ class Summary:
             reason.
         facts: what the numbers depend on.
         steps: denoising steps of all settings on all images.
+        examples: images for the report, once they are written.
     """
 
     rows: Sequence[RowSummary]
@@ -83,6 +84,7 @@ class Summary:
     scores: pd.DataFrame
     facts: Facts
     steps: int
+    examples: list[Example] = field(default_factory=list)
 
     @cached_property
     def perception(self) -> str:

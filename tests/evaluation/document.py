@@ -13,7 +13,7 @@ from deblur.evaluation.controls import Verdict
 from deblur.evaluation.grid import LABELS, Row
 from deblur.evaluation.metrics import METRICS, Metric
 from deblur.evaluation.statistics import Estimate
-from deblur.evaluation.summary import Example, RowSummary, Summary, choose_examples
+from deblur.evaluation.summary import RowSummary, Summary, choose_examples
 from deblur.settings import SamplingSettings
 
 SHARP = data.astronaut()[0:200, 150:350]  # 200 x 200
@@ -89,13 +89,12 @@ def summary_of(count: int = 12, images: int = 6, **changes) -> Summary:
     return of_rows(rows, images, **changes)
 
 
-def write_examples(folder: Path, summary: Summary) -> list[Example]:
-    """The chosen examples of a summary, all with the same images in files."""
+def write_examples(folder: Path, summary: Summary) -> None:
+    """Give a summary its examples, all with the same images in files."""
     (folder / "examples").mkdir(parents=True, exist_ok=True)
     for kind, name in KINDS.items():
         Image.fromarray(RESTORED[name]).save(folder / "examples" / f"{kind}.png")
     Image.fromarray(SHARP).save(folder / "examples" / "sharp.png")
-    examples = choose_examples(summary, [summary.typical])
-    for example in examples:
+    summary.examples.extend(choose_examples(summary, [summary.typical]))
+    for example in summary.examples:
         example.files.update({kind: f"examples/{kind}.png" for kind in (*KINDS, "sharp")})
-    return examples

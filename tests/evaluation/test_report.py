@@ -32,7 +32,8 @@ class Tags(html.parser.HTMLParser):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder, summary = tmp_path_factory.mktemp("results"), summary_of()
-    write_report(folder, {"": (summary, write_examples(folder, summary))})
+    write_examples(folder, summary)
+    write_report(folder, {"": summary})
     return folder
 
 
@@ -80,7 +81,7 @@ def test_the_page_is_for_everybody(folder):
 def test_a_setting_that_cannot_be_judged_says_so_in_a_word_and_why(tmp_path):
     summary = summary_of()
     rows = [replace(row, verdict=row.verdict and Verdict("unknown", {}, "LPIPS is missing")) for row in summary.rows]
-    write_report(tmp_path, {"": (replace(summary, rows=rows), [])})
+    write_report(tmp_path, {"": replace(summary, rows=rows)})
     page = (tmp_path / "report.html").read_text()
     assert page.count(">unknown<small>LPIPS is missing</small>") == len(summary.settings)
 
@@ -220,18 +221,17 @@ def test_in_a_browser_a_wide_table_scrolls_with_the_setting_s_name_in_sight(tab,
 
 def test_of_two_evaluations_the_strip_at_the_top_has_each_one_s_own_images(tmp_path):
     """The settings have the same names in both, and so have the files, each of a grey level of its own."""
-    summary, levels, evaluations = summary_of(), {}, {}
-    best = {row.label for row in summary.best.values()}
-    for number, letter in enumerate("AB"):
-        examples = write_examples(tmp_path / letter, summary)
-        for at, example in enumerate(examples):
+    summaries, levels = {"A": summary_of(), "B": summary_of()}, {}
+    for number, (letter, summary) in enumerate(summaries.items()):
+        best = {row.label for row in summary.best.values()}
+        write_examples(tmp_path / letter, summary)
+        for at, example in enumerate(summary.examples):
             example.files["restored"] = f"examples/{at}.png"
             grey = 20 + 100 * number + 3 * at
             Image.new("RGB", (16, 16), (grey, grey, grey)).save(tmp_path / letter / example.files["restored"])
             if example.image == summary.typical and example.row.label in best:
                 levels[letter, example.row.label] = grey
-        evaluations[letter] = summary, examples
-    write_report(tmp_path, evaluations, {})
+    write_report(tmp_path, summaries, {})
     page = (tmp_path / "report.html").read_text()
     shown = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])["images"]
     found = {}
@@ -250,10 +250,10 @@ def test_the_page_warns_where_the_prediction_is_worse_than_the_blurry_image(tmp_
     scores.loc[("predictor", slice(None)), "psnr"] = scores.loc["blurry", "psnr"].to_numpy() + 1
     for image, before, after in (("wall</script>4", 30.0, 29.94), ("wall</script>2", 43.1, 30.7)):
         scores.loc[("blurry", image), "psnr"], scores.loc[("predictor", image), "psnr"] = before, after
-    write_report(tmp_path, {"": (replace(summary, scores=scores.reset_index()), [])})
+    write_report(tmp_path, {"": replace(summary, scores=scores.reset_index())})
     said = " ".join(html.unescape((tmp_path / "report.html").read_text()).split())
     assert "lower PSNR than the blurry image on 2 of 6 images:</b>" in said
     assert "wall</script>2 (43.1 to 30.7 dB), wall</script>4 (30.0 to 29.9 dB)" in said
     scores.loc[("predictor", slice(None)), "psnr"] = 50.0
-    write_report(tmp_path, {"": (replace(summary, scores=scores.reset_index()), [])})
+    write_report(tmp_path, {"": replace(summary, scores=scores.reset_index())})
     assert "lower PSNR" not in (tmp_path / "report.html").read_text()

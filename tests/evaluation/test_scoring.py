@@ -142,7 +142,8 @@ def test_images_of_another_program_are_a_row(tmp_path):
     assert found.rows[2].means["psnr"] == pytest.approx(decibels(10), abs=1e-4)
     assert found.rows[2].estimates["psnr"].n == 2
     assert not found.rows[2].differences
-    [example] = keep_examples(plan, found, [found.typical])
+    keep_examples(plan, found, [found.typical])
+    [example] = found.examples
     assert images.read(tmp_path / example.files["restored"]).mean().item() == pytest.approx(110 / 255)
 
 
@@ -174,7 +175,8 @@ def test_examples_are_what_was_scored_and_are_restored_again_only_by_a_later_run
     found, count = summarise(plan), len(plan.pipeline.log)
     [row] = found.settings
     assert row.means["psnr"] == pytest.approx(decibels(offset))
-    [example] = keep_examples(plan, found, [])
+    keep_examples(plan, found, [])
+    [example] = found.examples
     restored, prediction = (images.read(tmp_path / example.files[kind]) for kind in ("restored", "predictor"))
     assert restored.mean().item() == pytest.approx((100 + offset) / 255)
     assert prediction.mean().item() == pytest.approx(120 / 255)
