@@ -62,8 +62,9 @@ def refusal(error: BaseException, height: int, width: int) -> str | None:
 class Tiled:
     """A function of images, which calls another tile by tile, with a core size that is chosen once.
 
-    The size depends on a single image, so an image gets the same tiles in every batch. If the tiles of a whole batch
-    do not fit into memory together, the images are processed one by one.
+    The size is that which suits a single image. If the tiles of a whole batch do not fit into memory together, the
+    images are processed one by one. What the batch and the process hold counts against `memory`, and may make tiles
+    smaller: exact tiles give the same image then, blended ones nearly.
 
     Args:
         function: of images (N, C, H, W) of one size and of numbers (N,), to an image or several of that size; exact

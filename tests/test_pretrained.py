@@ -1,6 +1,7 @@
 """The checkpoints that come with the repository restore what comes with it as they did."""
 
 import csv
+import re
 from functools import cache
 
 import pytest
@@ -32,6 +33,10 @@ def test_it_is_small_and_has_presets(name):
     assert set(pipeline.config.presets) == {"fidelity", "balanced", "perceptual"} | fast
     assert pipeline.preset() == pipeline.preset("balanced")
     assert (pipeline.config.sigma_min, pipeline.config.sigma_max) == (0.05, 12.0)
+    networks = pipeline.denoiser, pipeline.predictor, *pipeline.predictor.children()
+    millions = {f"{sum(weight.numel() for weight in network.parameters()) / 1e6:.1f}" for network in networks}
+    told = re.findall(r"\b([\d.]+) M\b", (SHIPPED / name / "README.md").read_text())
+    assert told and millions >= set(told)
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -76,11 +76,6 @@ def test_a_small_image_is_not_measured():
     assert not seen
 
 
-def test_no_scale_makes_an_image_smaller_than_allowed():
-    change, _ = changing({50: 0.1, 25: 0.2, 12: 0.3})
-    assert chosen_scale(noise(200, 400), change, WorkingSize(**vars(RULE) | {"smallest": 100})) == 0.5
-
-
 def test_the_longer_side_says_which_scales_are_possible():
     rule = WorkingSize(**vars(RULE) | {"smallest": 100})
     for longer, scales in ((100, [1.0]), (400, [1.0, 0.5, 0.25])):
