@@ -45,9 +45,11 @@ def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline_and_is_s
     ckpt = load_pipeline("run/checkpoints/last.ckpt", precision="fp32")
     assert ckpt.config.residual_scale == pytest.approx(exported.config.residual_scale, rel=1e-6)
     flags = ["--config", "run.yaml", "--trainer.default_root_dir", "run", "--data.test", "photos"]
+    config = Path("run/config.yaml").read_text()
     for command, split in (("validate", "val"), ("test", "test")):
         train.cli([command, *flags, "--ckpt_path", "run/checkpoints/last.ckpt"])
         assert f"{split}/psnr_prediction" in capsys.readouterr().out
+    assert Path("run/config.yaml").read_text() == config
 
 
 def test_staged_training_by_config(run_folder):

@@ -180,10 +180,12 @@ def test_synthetic_training_with_real_validation(tmp_path, root):
     for split in ("train", "val"):
         images.write(tmp_path / "photos" / split / f"{split}.png", torch.rand(3, 40, 40))
     photos = str(tmp_path / "photos")
-    data = DeblurDataModule(photos, photos, blur=SHAKE, patch_size=16)
+    data = DeblurDataModule(photos, photos, f"{photos}:train", blur=SHAKE, patch_size=16)
     trainer(tmp_path, max_steps=1).fit(Recorder(), data)
     assert [file.stem for file in data.train_set.parts[0].items + data.val_set.items] == ["train", "val"]
     assert data.val_set[0]["name"] == "val", "not val/val: a blur follows its name, here and in a set of that folder"
+    data.setup("test")
+    assert [frame["name"] for frame in data.test_set] == ["train"]
 
 
 def test_pairs_are_used_as_they_are_where_the_config_blurs(tmp_path, root, caplog):

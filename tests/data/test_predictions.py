@@ -70,9 +70,10 @@ def test_predictions_are_added_to_those_of_the_same_predictor_alone(root):
         assert Predictions.of(root, "train", "blur").predictor == OURS
 
 
-@pytest.mark.parametrize("options", [{}, {"crops_per_image": 2, "mix_batches": 3}])
-def test_predictions_are_cropped_and_turned_like_their_pair(root, options):
-    for batch in stream(root, 12, **options):
+@pytest.mark.parametrize(("split", "options"), [("train", {}), ("test", {"crops_per_image": 2, "mix_batches": 3})])
+def test_predictions_are_cropped_and_turned_like_their_pair(root, split, options):
+    folder_of(root, "train", "blur").rename(folder_of(root, split, "blur"))
+    for batch in stream(f"{root}:{split}", 12, **options):
         assert batch["x_init"].shape == (4, 3, 16, 16)
         assert batch["log_size"].shape == (4, 1, 16, 16)
         assert torch.equal(batch["x_init"], batch["blurry"])
@@ -86,7 +87,8 @@ def test_what_is_stored_is_rounded_to_the_files_depth(tmp_path):
     log_size = torch.empty(1, 20, 30).uniform_(-9.9, math.log(2), generator=generator)
     stored = store(tmp_path)
     stored.write("scene/1", x_init, log_size)
-    raw = Predictions.of(tmp_path, "train", "blur").read("scene/1")
+    (tmp_path / "pairs.csv").touch()  # they lie beside a table
+    raw = Predictions.of(tmp_path / "pairs.csv", "train", "blur").read("scene/1")
     assert (images.to_float(raw["x_init"]) - x_init).abs().max() < 0.501 / 255
     assert raw["log_size"].shape == (1, 20, 30)
     stored.write("far", x_init, torch.full((1, 20, 30), -30.0))  # e^-30 is nothing

@@ -249,7 +249,10 @@ def test_a_batch_that_is_not_finite_changes_nothing(caplog, accumulated):
     assert "step 5 is skipped" in caplog.text
     assert re.search(r"1 in a row, 2 in all; batch: \w", caplog.text)
     rows = metrics("run")
-    assert [(row["step"], row["guard/skipped"]) for row in rows if "guard/skipped" in row] == [("2", "1"), ("5", "2")]
+    assert train.main([*FIT, "run", *flags, *plant("[6]"), "--trainer.max_steps", "7"]) == 0  # resumed
+    rows += metrics("run", 1)
+    skipped = [(row["step"], row["guard/skipped"]) for row in rows if "guard/skipped" in row]
+    assert skipped == [("2", "1"), ("5", "2"), ("7", "3")]
 
 
 def test_the_guard_changes_no_finite_run():
