@@ -95,8 +95,8 @@ class Evaluation:
                 raise ValueError(f"--{name} must be 1 or more, got {value}")
         if self.checkpoints and self.grid is None:
             raise ValueError("--checkpoints needs a --grid: two checkpoints have presets of their own")
-        if self.checkpoints and (self.checkpoint or self.outputs or self.save_presets):
-            raise ValueError("--checkpoints takes no --checkpoint, --outputs or --save_presets")
+        if self.checkpoints and (self.checkpoint or self.outputs or self.save_presets or self.panel):
+            raise ValueError("--checkpoints takes no --checkpoint, --outputs, --save_presets or --panel")
         if self.scores_images_alone and (self.save_presets or self.panel):
             raise ValueError("--save_presets and --panel need settings of a checkpoint: give --checkpoint, too")
         if self.panel and Path(self.panel).suffix != ".png":

@@ -104,6 +104,12 @@ def test_wrong_names_and_paths_come_before_torch(place, tmp_path, changed, said)
     assert wrong.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("flag", [{"checkpoint": "c"}, {"outputs": "o"}, {"save_presets": True}, {"panel": "p.png"}])
+def test_what_belongs_to_one_checkpoint_is_refused_of_two(flag):
+    with pytest.raises(ValueError, match="--checkpoints takes no --checkpoint, --outputs, --save_presets or --panel"):
+        Evaluation("data", "out", checkpoints=("a", "b"), grid="grid.yaml", **flag)
+
+
 def test_help_comes_before_torch_and_explains_the_flags(tmp_path):
     asked = start_without_torch(["--help"], tmp_path)
     said = " ".join(asked.stdout.split())
