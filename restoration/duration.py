@@ -1,5 +1,6 @@
 """How long a job takes: measured on a piece of an image before it begins, and watched while it goes on."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -49,7 +50,8 @@ class WatchedBar(ProgressBar):
         """Move by `n`; TooSlow if there is more to do and it would take too long."""
         is_drawn = super().update(n)
         elapsed = time.monotonic() - self.begun
-        if 0 < self.n < self.total and elapsed > WATCHED_FROM_SECONDS:
+        is_done = math.isclose(self.n, self.total)  # its steps are fractions
+        if self.n > 0 and not is_done and elapsed > WATCHED_FROM_SECONDS:
             in_all = elapsed * self.total / self.n
             if in_all > GIVEN_UP_TIMES * self.may_take:
                 raise TooSlow(in_all)

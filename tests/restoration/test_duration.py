@@ -139,11 +139,12 @@ def test_tiles_that_overlap_move_the_bar_by_no_more_than_the_predictor_s_share(t
 
 def test_a_job_whose_last_step_comes_late_is_done_and_one_with_more_to_do_is_given_up(monkeypatch):
     monkeypatch.setattr(duration, "time", SimpleNamespace(monotonic=chain([0.0, 1.0, 100.0], count(200.0)).__next__))
-    with duration.WatchedBar(2, may_take=40.0, disable=False) as bar:
-        bar.update(1.5)
+    with duration.WatchedBar(1, may_take=40.0, disable=False) as bar:
+        bar.update(0.6)
         with pytest.raises(duration.TooSlow, match="2 min"):
-            bar.update(0.25)
-        bar.update(0.25)
+            bar.update(0.3)
+        bar.update(0.1)
+        assert bar.n < 1, "by rounding"
 
 
 @pytest.mark.parametrize(
