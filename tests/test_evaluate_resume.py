@@ -12,6 +12,7 @@ import pytest
 from deblur.checkpoints import checkpoint_hash
 from deblur.cli import UsageError
 from deblur.data.files import images
+from deblur.evaluation.controls import RECIPES
 from tests.test_evaluate import arguments, each, place, score  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.commands
@@ -78,6 +79,7 @@ def test_overwrite_starts_anew(place, begun, tmp_path):  # noqa: F811
 
 def test_there_is_a_change_for_everything_that_a_score_depends_on(begun):
     facts = json.loads((begun / "scores" / "journal" / "facts.json").read_text())
+    assert facts["recipe"].keys() == {"psnr", "ssim", "lpips", *RECIPES}
     tried = {fact.partition(" of")[0] for fact, _ in CHANGES.values()}
     assert facts.keys() == tried | {"device"}, "on another device: tests/evaluation/test_scoring.py"
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 import app
+from tests.conftest import fresh
 from tests.tiny import tiny_pipeline
 from tests.web.conftest import serving
 
@@ -57,6 +58,11 @@ def test_the_page_is_for_this_machine_unless_told(capsys, host):
     assert (warning in capsys.readouterr().err) == (host not in ("127.0.0.1", "localhost", "::1"))
     assert app.main(["--host", host, "--auth", "a:b", "--checkpoint", "nowhere"]) == 2
     assert "warning" not in capsys.readouterr().err
+
+
+def test_the_environment_may_name_the_address_and_is_warned_of_like_a_flag():
+    code = "import os; os.environ['GRADIO_SERVER_NAME'] = '0.0.0.0'; import app; app.main(['--checkpoint', 'nowhere'])"
+    assert "everybody who reaches 0.0.0.0 can use the page" in fresh(code).stderr
 
 
 def test_a_proxy_of_the_environment_is_not_asked_for_the_page(tmp_path, monkeypatch):
