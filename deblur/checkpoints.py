@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -23,9 +23,6 @@ from deblur.onnx.network import OnnxNetwork, Precision, Provider
 from deblur.settings import SCHEDULES, SamplingSettings
 from deblur.storage import replacing
 from deblur.working_size import WorkingSize
-
-if TYPE_CHECKING:
-    from deblur.pipeline import DeblurPipeline
 
 PARTS = ("predictor", "denoiser")
 
@@ -185,20 +182,6 @@ def _index_text(index: dict) -> str:
     return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
-def describe(pipeline: "DeblurPipeline") -> dict:
-    """Everything in a pipeline except its weights, as plain values."""
-    parts = {
-        part: {"class": type(n).__name__, "config": arguments_of(n.config)} for part, n in networks(pipeline).items()
-    }
-    return parts | {
-        "betas": list(pipeline.scheduler.config.trained_betas),
-        "residual_scale": pipeline.config.residual_scale,
-        "scale_kind": pipeline.config.scale_kind,
-        "sigma_min": pipeline.config.get("sigma_min"),
-        "sigma_max": pipeline.config.get("sigma_max"),
-    }
-
-
 def _arguments(parts: dict[str, nn.Module], values: dict, what: str) -> dict[str, Any]:
     """A pipeline's arguments, from its networks and what is stored beside them."""
     if fault := _fault(values):
@@ -238,11 +221,6 @@ def _fault(values: dict) -> str | None:
     except (TypeError, ValueError):
         return "has an error_curve that is none: fit it again with tools.calibrate"
     return None
-
-
-def networks(pipeline: "DeblurPipeline") -> dict[str, nn.Module]:
-    """The pipeline's predictor and, if it has one, its denoiser, by name."""
-    return {part: getattr(pipeline, part) for part in PARTS if getattr(pipeline, part) is not None}
 
 
 def arguments_of(config: Mapping) -> dict:

@@ -15,7 +15,7 @@ from torch.nn.functional import max_pool2d
 
 from deblur.architectures import Classes
 from deblur.calibration import ErrorCurve
-from deblur.checkpoints import convert_layers, networks, read_arguments
+from deblur.checkpoints import PARTS, arguments_of, convert_layers, read_arguments
 from deblur.devices import choose_device, require_compiler, resolve_precision
 from deblur.draft import Blurry, DeblurOutput, Draft, Prediction
 from deblur.hub import CheckpointError
@@ -149,6 +149,11 @@ class DeblurPipeline(ConfigMixin):
         return load_pipeline(source, **options)
 
     @property
+    def networks(self) -> dict[str, nn.Module]:
+        """The predictor and, if there is one, the denoiser, by name."""
+        return {part: getattr(self, part) for part in PARTS if getattr(self, part) is not None}
+
+    @property
     def device(self) -> torch.device:
         """The device of the predictor's weights, which is where it computes."""
         weights = chain(self.predictor.parameters(), self.predictor.buffers())
@@ -161,10 +166,19 @@ class DeblurPipeline(ConfigMixin):
 
     def to(self, device: str | torch.device) -> "DeblurPipeline":
         """Move the networks to a device, and return the pipeline. The engine of an ONNX folder stays where it is."""
-        for network in (self.predictor, self.denoiser):
-            if network is not None:
-                network.to(device)
+        for network in self.networks.values():
+            network.to(device)
         return self
+
+    def describe(self) -> dict[str, Any]:
+        """Everything but the weights, as plain values."""
+        described = {
+            part: {"class": type(network).__name__, "config": arguments_of(network.config)}
+            for part, network in self.networks.items()
+        }
+        described["betas"] = list(self.scheduler.config.trained_betas)
+        names = ("residual_scale", "scale_kind", "sigma_min", "sigma_max")
+        return described | {name: self.config.get(name) for name in names}
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a pipeline folder, whose files get the permissions of the umask: safetensors would not."""
@@ -456,7 +470,7 @@ def load_pipeline(
     device = choose_device(str(device))
     pipeline.precision = resolve_precision(precision, device)
     dtype = torch.bfloat16 if pipeline.precision == "bf16" else torch.float32
-    for network in networks(pipeline).values():
+    for network in pipeline.networks.values():
         network.requires_grad_(False).eval()
         nn.Module.to(network, device, memory_format=torch.channels_last)  # diffusers' own `to` loads the compiler
         convert_layers(network, dtype)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from deblur.checkpoints import describe, networks
 from deblur.cli import call, run_command
 from deblur.hub import CheckpointError
 from deblur.pipeline import DeblurPipeline, read_pipeline
@@ -50,7 +49,7 @@ def export_checkpoint(
     pipelines = [read_pipeline(place, classes=own_classes) for place in sources]
     pipeline = pipelines[0]
     _average(pipelines, sources)
-    for part, network in networks(pipeline).items():
+    for part, network in pipeline.networks.items():
         nn.Module.to(network, DTYPES[dtype])  # diffusers' own `to` warns of layers that these networks do not have
         for key, value in network.state_dict().items():
             if not value.isfinite().all():
@@ -68,13 +67,13 @@ def export_checkpoint(
 
 def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> None:
     """Give the first pipeline the mean weights and the mean residual scale of all."""
-    first, *others = ({**describe(pipeline), "residual_scale": None} for pipeline in pipelines)
+    first, *others = ({**pipeline.describe(), "residual_scale": None} for pipeline in pipelines)
     for source, other in zip(sources[1:], others, strict=True):
         if other != first:
             raise CheckpointError(
                 f"{source} has other networks or another schedule: only like checkpoints are averaged"
             )
-    for part, network in networks(pipelines[0]).items():
+    for part, network in pipelines[0].networks.items():
         states = [getattr(pipeline, part).state_dict() for pipeline in pipelines]
         means = {key: torch.stack([state[key] for state in states]).double().mean(0) for key in states[0]}
         network.load_state_dict(means)  # in its own types: BatchNorm's counts of batches are whole numbers

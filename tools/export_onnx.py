@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from deblur.checkpoints import networks
 from deblur.cli import call, run_command
 from deblur.data.layouts import find_pairs
 from deblur.data.pairs import centre_crop, read_pair
@@ -85,12 +84,12 @@ def export_onnx(
         raise CheckpointError(f"{source} holds MAXIM, which INT8 makes slower and worse: omit --precision int8")
     keep_stages(pipeline, stages)
     side = tile or (TENSORRT_TILE if target_device == "tensorrt" else None)
-    own = {name: getattr(network, "own_tile", None) for name, network in networks(pipeline).items()}
+    own = {name: getattr(network, "own_tile", None) for name, network in pipeline.networks.items()}
     sides = {name: side or (tile_and_halo and tile_and_halo[0]) for name, tile_and_halo in own.items()}
     axes = len(pipeline.config.residual_scale) if isinstance(pipeline.config.residual_scale, list) else 1
     with replacing(folder) as part:
         _write_rest(pipeline, source, part)
-        for name, network in networks(pipeline).items():
+        for name, network in pipeline.networks.items():
             print(f"{name}: making the graph", flush=True)
             write_network(network, name, part / name, "fp32" if precision == "int8" else precision, sides[name], axes)
         if calibration is not None:
@@ -98,7 +97,7 @@ def export_onnx(
 
             crops = functools.partial(calibration_crops, calibration)
             quantise(pipeline, part, crops, max_drop, target_device)
-        for name, network in networks(pipeline).items():
+        for name, network in pipeline.networks.items():
             for provider in engines(target_device):
                 print(f"{name}: {parity(network, name, part / name, provider, axes)}", flush=True)
         load_pipeline(str(part), provider="cpu")
@@ -136,7 +135,7 @@ def engines(target_device: TargetDevice) -> tuple[Provider, ...]:
 def _write_rest(pipeline: DeblurPipeline, source: str, folder: Path) -> None:
     """Write everything in a checkpoint's folder except its networks."""
     folder.mkdir(parents=True)
-    for name, network in networks(pipeline).items():
+    for name, network in pipeline.networks.items():
         network.save_config(folder / name)
         pipeline.register_to_config(**{name: ["deblur.onnx.network", ONNX_CLASS]})
     if pipeline.denoiser is None:

@@ -20,7 +20,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from deblur.architectures import load_weights, require_network
-from deblur.checkpoints import describe, network_hash, networks
+from deblur.checkpoints import network_hash
 from deblur.devices import require_compiler
 from deblur.draft import DeblurOutput
 from deblur.models.diffusion import (
@@ -185,7 +185,7 @@ class Predict(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         # This makes a .ckpt self-describing in plain values: it loads without its config and without pickle.
-        checkpoint["pipeline"] = describe(self.pipeline())
+        checkpoint["pipeline"] = self.pipeline().describe()
         checkpoint["objective"] = self.objective_values()
 
 
@@ -352,7 +352,7 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
     """
     classes = [type(network) for network in (predictor, denoiser) if isinstance(network, ModelMixin)]
     pipeline = load_pipeline(source, precision="fp32", classes=classes)
-    stored = networks(pipeline)
+    stored = pipeline.networks
     for part, network in {"predictor": predictor, "denoiser": denoiser}.items():
         if network is not None and part in stored:
             state = stored[part].state_dict()

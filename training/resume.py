@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
-from deblur.checkpoints import PARTS, arguments_of, describe, read_torch
+from deblur.checkpoints import PARTS, arguments_of, read_torch
 from deblur.cli import Stopped
 from deblur.hub import CheckpointError
 from deblur.models.losses import Objective, PredictorLoss, Residual
@@ -85,7 +85,7 @@ def changes(checkpoint: dict, model: Predict) -> list[str]:
     for group, default in {"objective": Objective(), "predictor_loss": PredictorLoss(), "residual": Residual()}.items():
         if group in here:
             there[group] = {key: stored.get(group, {}).get(key, vars(default)[key]) for key in here[group]}
-    pipeline, now = dict(checkpoint["pipeline"]), describe(model.pipeline())
+    pipeline, now = dict(checkpoint["pipeline"]), model.pipeline().describe()
     for part in pipeline.keys() & now.keys() & set(PARTS):  # the networks of older versions had other arguments, too
         arguments = arguments_of(pipeline[part]["config"])
         config = {key: value for key, value in arguments.items() if key in now[part]["config"]}

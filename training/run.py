@@ -18,7 +18,6 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
-from deblur.checkpoints import networks
 from deblur.cli import PARSER_OPTIONS, Formatter, Stopped, UsageError, explain, nearest
 from deblur.data.datamodule import DeblurDataModule
 from deblur.data.layouts import Source
@@ -271,7 +270,7 @@ class Run(LightningCLI):
         exported = root / "checkpoint"
         old = not exported.is_dir() or exported.stat().st_mtime < Path(self.ckpt_path).stat().st_mtime
         if old and self.trainer.is_global_zero:
-            classes = [type(network) for network in networks(self.model.pipeline()).values()]
+            classes = [type(network) for network in self.model.pipeline().networks.values()]
             export_pipeline(load_pipeline(self.ckpt_path, precision="fp32", classes=classes), root)
         rank_zero_info(
             f"the run in {root} is finished, at step {self.checkpoint['global_step']}: raise trainer.max_steps to train"

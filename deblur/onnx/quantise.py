@@ -14,7 +14,6 @@ import torch
 from onnx import ModelProto, TensorProto, numpy_helper
 from torch import Tensor
 
-from deblur.checkpoints import networks
 from deblur.hub import CheckpointError
 from deblur.onnx.files import GRAPH
 from deblur.onnx.graphs import write_facts
@@ -58,7 +57,7 @@ def quantise(
     preset = nncf.QuantizationPreset.MIXED if target_device == "cpu" else nncf.QuantizationPreset.PERFORMANCE
     # NNCF's default, the mean of the crops' extremes, clips highlights: single pixels are off by half the range.
     whole_range = nncf.AdvancedQuantizationParameters(activations_range_estimator_params=Ranges.MINMAX)
-    for name in networks(pipeline):
+    for name in pipeline.networks:
         graph, path = OnnxNetwork(folder / name, name, "cpu"), folder / name / GRAPH
         crops = crops_of(graph.side or CROP_SIDE)
         calls = calibration_inputs(pipeline, name, graph, crops)

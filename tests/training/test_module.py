@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deblur.checkpoints import describe
 from deblur.hub import CheckpointError
 from deblur.models.diffusion import ScaleKind
 from deblur.models.networks.nafnet import SlimPredictor
@@ -84,9 +83,9 @@ class TestTraining:
         assert seen["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
     def test_a_checkpoint_knows_both_ends_of_its_training_s_levels(self):
-        bounded = describe(module(objective={"levels": "log_normal", "sigma_range": (0.1, 9.0)}).pipeline())
+        bounded = module(objective={"levels": "log_normal", "sigma_range": (0.1, 9.0)}).pipeline().describe()
         assert (bounded["sigma_min"], bounded["sigma_max"]) == (0.1, 9.0)
-        whole = describe(module().pipeline())
+        whole = module().pipeline().describe()
         assert (whole["sigma_min"], whole["sigma_max"]) == (None, None)
 
     def test_the_image_loss_is_added_to_the_predictor_s_loss(self, tmp_path):

@@ -17,7 +17,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from deblur.checkpoints import networks
 from deblur.cli import call
 from deblur.data.files import images, search
 from deblur.evaluation.pixels import psnr
@@ -50,7 +49,7 @@ def pipeline_of(checkpoint: str, device: str, layout: str):
     precision, _, form = layout.partition("-")
     pipeline = load_pipeline(checkpoint, device, precision)
     if form == "nchw":
-        for network in networks(pipeline).values():
+        for network in pipeline.networks.values():
             network.to(memory_format=torch.contiguous_format)
     return pipeline
 
