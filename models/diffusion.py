@@ -88,7 +88,7 @@ def _box_sum(x: Tensor, side: int) -> Tensor:
     return x
 
 
-def residual(x: Tensor | float, x_init: Tensor | float, s: Tensor | float) -> Tensor:
+def residual(x: Tensor | float, x_init: Tensor | float, s: Tensor) -> Tensor:
     """r_0 = (x - x_init) / s: what the prediction missed, in units of its standard deviation.
 
     With a scale for each of the AXES, r_0 has the difference along these, one a channel, and 0 where the scale is 0. No
@@ -96,31 +96,28 @@ def residual(x: Tensor | float, x_init: Tensor | float, s: Tensor | float) -> Te
 
     Args:
         x, x_init: (N, 3, H, W) in [-1, 1].
-        s: a number or a map (N, 1, H, W); or a map (N, 3, H, W), a scale for each of the AXES.
+        s: (N, 1, H, W), or (N, 3, H, W), a scale for each of the AXES.
     """
     difference = x - x_init
-    if not along_axes(s):
+    if s.shape[1] == 1:
         return difference / s
     return torch.einsum("kc,nchw->nkhw", AXES.to(difference), difference) / s.masked_fill(s == 0, math.inf)
 
 
-def add_residual(x_init: Tensor | float, r_0: Tensor, s: Tensor | float) -> Tensor:
+def add_residual(x_init: Tensor, r_0: Tensor, s: Tensor) -> Tensor:
     """x = x_init + s r_0, the inverse of `residual` where s is not 0. No other code adds a residual back."""
     difference = s * r_0
-    return x_init + (torch.einsum("kc,nkhw->nchw", AXES.to(difference), difference) if along_axes(s) else difference)
+    if s.shape[1] == 3:
+        difference = torch.einsum("kc,nkhw->nchw", AXES.to(difference), difference)
+    return x_init + difference
 
 
 def clip_residual(r_0: Tensor, x_init: Tensor, s: Tensor) -> Tensor:
     """The r_0 nearest to this one with which x_init + s r_0 is in [-1, 1]."""
-    if along_axes(s):
+    if s.shape[1] == 3:
         return residual(add_residual(x_init, r_0, s).clamp(-1, 1), x_init, s)
     r_0 = torch.maximum(r_0, residual(-1.0, x_init, s))
     return torch.minimum(r_0, residual(1.0, x_init, s))
-
-
-def along_axes(s: Tensor | float) -> bool:
-    """Whether a scale has a channel for each of the AXES."""
-    return isinstance(s, Tensor) and s.ndim == 4 and s.shape[1] == 3
 
 
 def colours_of(residual_scale: float | Sequence[float]) -> ResidualColours:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from deblur.models.diffusion import SMALLEST_SIZE, ResidualColours, ScaleKind
 from deblur.models.networks.mixins import randn_tensor
-from deblur.models.schedules import level_of
 
 SIZE_WEIGHT = 0.01  # all gradients are clipped together, and the size head's must not dominate
 HIGHEST_LEVEL = 1 - 2**-24  # the last float32 below 1, where a crop still has noise
@@ -115,20 +114,17 @@ class Objective:
         axes = s[..., :1, :1] / s[:, :1, :1, :1]
         return (axes.masked_fill(axes == 0, 1.0) * distance).mean((1, 2, 3))
 
-    def image_loss_of(self, restored: Tensor, x: Tensor, a: Tensor) -> Tensor:
-        """The image loss of noisy crops at these levels, without its ramp.
+    def image_loss_at(self, step: int, restored: Tensor, x: Tensor, a: Tensor) -> Tensor:
+        """The image loss of noisy crops at these levels, as much of it as counts at a step.
 
         A mean over all crops: those below `image_loss_sigma` count as zero.
         """
-        noisy = a <= level_of(self.image_loss_sigma)
+        noisy = (1 - a) / a >= self.image_loss_sigma**2
         if not noisy.any():
             return restored.new_zeros(())
-        return self.image_loss(restored[noisy], x[noisy]) * noisy.float().mean()
-
-    def image_loss_share(self, step: int) -> float:
-        """How much of the image loss counts at a step: from 0 to 1 along `image_loss_ramp`."""
         start, end = self.image_loss_ramp
-        return min(1.0, max(0.0, (step - start + 1) / max(1, end - start)))
+        risen = min(1.0, max(0.0, (step - start + 1) / max(1, end - start)))
+        return self.image_loss(restored[noisy], x[noisy]) * noisy.float().mean() * risen
 
 
 def uniform_levels(u: Tensor, levels: Tensor) -> Tensor:

@@ -301,9 +301,9 @@ class PredictAndRefine(Predict):
         losses = self.objective.losses(estimate - r_0, f.weight(a), s)
         denoiser_loss = losses.mean()
         if self.objective.image_loss is not None:
-            image_loss = self.objective.image_loss_of(add_residual(x_init, estimate, s), x, a)
+            image_loss = self.objective.image_loss_at(self.global_step, add_residual(x_init, estimate, s), x, a)
             self.log("train/denoiser_image_loss", image_loss)
-            denoiser_loss = denoiser_loss + self.objective.image_loss_share(self.global_step) * image_loss
+            denoiser_loss = denoiser_loss + image_loss
         loss = denoiser_loss + self.predictor_loss.weight * predictor_loss
         if not self.frozen:
             self.log("train/predictor_loss", predictor_loss)
@@ -329,13 +329,6 @@ class PredictAndRefine(Predict):
 
     def restore(self, batch: dict) -> DeblurOutput:
         return self.pipeline()(batch["blurry"], self.validation, names=batch["name"], output_type="pt")
-
-    def on_save_checkpoint(self, checkpoint: dict) -> None:
-        super().on_save_checkpoint(checkpoint)
-        if self.residual.scale is None:
-            # The averaging callback has already replaced the raw weights by the averages.
-            square = checkpoint["state_dict"]["residual_square"]
-            checkpoint["pipeline"]["residual_scale"] = square.sqrt().squeeze().tolist()
 
 
 def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None = None) -> DeblurPipeline:
