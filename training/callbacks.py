@@ -58,9 +58,12 @@ class Metrics(CSVLogger):
 
 
 class Track(Callback):
-    """Log gradient norms and the loss by noise level, and print a summary of the run.
+    """Log what each step is made of, and print a summary of the run.
 
-    Every trainer.log_every_n_steps: grad_norm/predictor and grad_norm/denoiser, before clipping, and
+    Loggers count steps like the rest of the run: results of the third step are logged at 3, not at 2 as by Lightning,
+    which takes a value named `step` for that of all others.
+
+    Every trainer.log_every_n_steps: lr; grad_norm/predictor and grad_norm/denoiser, before clipping, and
     denoiser_loss/snr_0 .. snr_4: the denoiser's mean loss since the previous log, by log-SNR of the crop: below -8,
     up to -4, up to 0, up to 4, and above.
     """
@@ -87,6 +90,9 @@ class Track(Callback):
             f" {pl_module.optimizer.lr:.3g} at its peak, {trainer.precision}, seed {torch.initial_seed()}"
         )
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx) -> None:
+        pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"])
+
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer) -> None:
         if (trainer.global_step + 1) % trainer.log_every_n_steps:
             return
@@ -97,6 +103,7 @@ class Track(Callback):
                 log_values(trainer, {f"grad_norm/{name}": norm}, trainer.global_step + 1)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx) -> None:
+        pl_module.log("step", trainer.global_step)
         if "losses" not in outputs:
             return
         bins = torch.bucketize(outputs["alpha_bar"].logit(), torch.tensor(EDGES, device=self.sums.device))
@@ -110,9 +117,13 @@ class Track(Callback):
         log_values(trainer, means, trainer.global_step)
         self.sums = torch.zeros_like(self.sums)
 
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+        if trainer.state.fn == "fit":
+            pl_module.log("step", trainer.global_step, on_step=False, on_epoch=True, batch_size=1)
+
 
 def log_values(trainer: Trainer, values: dict[str, float], step: int) -> None:
-    """Log the values of a step with every logger."""
+    """Log values that not every step has; a module's own `log` repeats them in the steps that lack them."""
     for logger in trainer.loggers:
         logger.log_metrics(values, step)
 
@@ -149,23 +160,6 @@ class Speed(ThroughputMonitor):
     def _compute(self, trainer: Trainer, iter_num: int | None = None) -> None:
         if trainer.training:
             super()._compute(trainer, trainer.global_step)
-
-
-class Steps(Callback):
-    """Log `lr`, and make loggers count steps like the rest of the run: results of the third step are logged at 3.
-
-    Lightning's LearningRateMonitor counts from 0, so that its values would be in the row before.
-    """
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
-        pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"])
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
-        pl_module.log("step", trainer.global_step)  # Lightning uses a value of this name as the step of all others
-
-    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
-        if trainer.state.fn == "fit":
-            pl_module.log("step", trainer.global_step, on_step=False, on_epoch=True, batch_size=1)
 
 
 def export_pipeline(pipeline: DeblurPipeline, root: Path) -> None:

@@ -33,7 +33,6 @@ from deblur.training.callbacks import (
     RecordConfig,
     Scores,
     Speed,
-    Steps,
     Track,
     export_pipeline,
     log_offline_without_key,
@@ -214,7 +213,6 @@ class Run(LightningCLI):
         # After the others, because it stores their best scores.
         self.last = Last(root, settings.val_check_interval)
         return [
-            Steps(),
             TakeOver(),
             Speed(lambda batch: len(batch["sharp"]), window_size=max(2, settings.log_every_n_steps or 0)),
             Track(),
