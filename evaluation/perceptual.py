@@ -103,11 +103,6 @@ class PerceptualLoss:
     def __init__(self, weight: float = 0.1, net: Net = "alex"):
         self._lpips = Lpips(net)
         self.weight = weight
-        self.net = net
-
-    def __repr__(self) -> str:
-        """The description that is stored in a checkpoint and compared when a run is resumed."""
-        return f"{self.weight:g} LPIPS ({self.net})"
 
     def __call__(self, x_init: Tensor, sharp: Tensor) -> Tensor:
         """weight * LPIPS, averaged over the batch; differentiable, in float32. (N, 3, H, W) in [-1, 1] -> scalar."""

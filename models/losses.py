@@ -6,7 +6,7 @@ SNR is alpha_bar / (1 - alpha_bar); all arithmetic is float32 or finer.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +46,6 @@ class Objective:
         ValueError: a value is out of its range.
     """
 
-    CHANGEABLE: ClassVar = ("noises", "image_loss_ramp", "image_loss_sigma")  # when a run is resumed
     loss: Literal["l1", "l2"] = "l1"
     levels: Literal["alpha_bar", "log_normal"] = "alpha_bar"
     log_normal: tuple[float, float] = (-1.2, 1.2)

@@ -83,8 +83,7 @@ def test_a_run_with_an_own_loss_is_resumed_and_another_one_is_refused(outside, c
         assert train_to("3", "0.5") == 0
     assert "resumed from run/checkpoints/last.ckpt, step 2" in caplog.text
     assert train_to("4", "0.25") == 2
-    there = f"{place}.image_loss is myloss.Edges(weight=0.25) here and myloss.Edges(weight=0.5) there"
-    assert there in capsys.readouterr().err
+    assert f"model.{place}.image_loss.weight is 0.25 here and 0.5 there" in capsys.readouterr().err
 
 
 def plain(image, sharp):
@@ -96,7 +95,7 @@ def test_a_run_with_a_function_as_its_loss_is_resumed(run_folder, capsys):
     assert fit(*loss) == 0
     assert fit(*loss, "--trainer.max_steps", "3") == 0
     assert fit("--trainer.max_steps", "4") == 2
-    assert "objective.image_loss is None here and tests.test_extend.plain there" in capsys.readouterr().err
+    assert "model.objective.image_loss is None here and tests.test_extend.plain there" in capsys.readouterr().err
 
 
 def test_an_own_sampler_restores(outside):

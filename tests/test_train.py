@@ -72,7 +72,6 @@ def test_the_image_loss_by_the_config():
     rows = metrics("run")
     assert [float(row["train/image_loss"]) > 0 for row in rows if "train/loss" in row] == [True, True]
     checkpoint = torch.load("run/checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["objective"]["predictor_loss"]["image_loss"] == "0.1 LPIPS (alex)"
     assert all(name.startswith(("predictor", "denoiser", "residual")) for name in checkpoint["state_dict"])
     # The file that a run leaves is the run again.
     assert train.main(["fit", "--config", "run/config.yaml", "--trainer.max_steps", "4"]) == 0

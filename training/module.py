@@ -7,11 +7,8 @@ crop and of dropout follow from is decision 9 of docs/design.md.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
-from types import FunctionType
-from typing import Any, Literal
+from typing import Literal
 
 import lightning as L
 import torch
@@ -112,10 +109,6 @@ class Predict(L.LightningModule):
         """The pipeline with the current weights, for validation, sampling and export."""
         return DeblurPipeline(self.predictor, None, stored_schedule(torch.tensor([0.5])))
 
-    def objective_values(self) -> dict:
-        """The training objective as plain values, grouped as in a config; it must not change when a run is resumed."""
-        return {"predictor_loss": _values_of(self.predictor_loss)}
-
     def predict(self, batch: dict, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | float]:
         """x_init, what a size head says (otherwise None), and their loss; images in [-1, 1].
 
@@ -186,7 +179,6 @@ class Predict(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         # This makes a .ckpt self-describing in plain values: it loads without its config and without pickle.
         checkpoint["pipeline"] = self.pipeline().describe()
-        checkpoint["objective"] = self.objective_values()
 
 
 class PredictAndRefine(Predict):
@@ -275,13 +267,6 @@ class PredictAndRefine(Predict):
         seeds = [noise_seed(self._seed, crop) for crop in range(first, first + crops)]
         self.generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
 
-    def objective_values(self) -> dict:
-        return super().objective_values() | {
-            "objective": {k: v for k, v in _values_of(self.objective).items() if k not in Objective.CHANGEABLE},
-            "predictor_training": self.predictor_training,
-            "residual": _values_of(self.residual),
-        }
-
     def training_step(self, batch: dict, batch_idx: int) -> dict[str, Tensor]:
         """The paper's algorithm 1, in the order of docs/method.py.
 
@@ -353,22 +338,3 @@ def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None =
             state |= {k: v for k, v in network.state_dict().items() if k not in state and "log_size." in k}
             load_weights(network, state, f"the {part} of {source}")
     return pipeline
-
-
-def _values_of(settings: Any) -> dict:
-    """The fields of a frozen class as plain values."""
-    return {name: _named(value) if callable(value) else value for name, value in vars(settings).items()}
-
-
-def _named(term: Callable) -> str:
-    """A function by its path, an object by that of its class and those of the class's arguments that it keeps.
-
-    One whose class has a text of its own has that. The same config has the same name in every process.
-    """
-    kind = type(term)
-    if isinstance(term, FunctionType):
-        return f"{term.__module__}.{term.__qualname__}"
-    if "__repr__" in vars(kind):
-        return repr(term)
-    kept = {name: vars(term)[name] for name in signature(kind).parameters if name in vars(term)}
-    return f"{kind.__module__}.{kind.__qualname__}({', '.join(f'{name}={value!r}' for name, value in kept.items())})"

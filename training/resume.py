@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -16,14 +15,20 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
-from deblur.checkpoints import PARTS, arguments_of, read_torch
+from deblur.checkpoints import read_torch
 from deblur.cli import Stopped
 from deblur.hub import CheckpointError
-from deblur.models.losses import Objective, PredictorLoss, Residual
 from deblur.storage import replacing
 from deblur.training.module import Predict
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+ABSENT = "nothing"  # the value of a setting that one of two configs does not have
+# What the weights of a run are trained for.
+PURPOSE = re.compile(
+    r"model\.(class_path|(predictor|denoiser|schedule|residual|predictor_loss)\..*|predictor_training)"
+    r"|model\.objective\.(loss|levels|log_normal|sigma_range|stratified|image_loss)(\..*)?"
+    r"|trainer\.accumulate_grad_batches"
+)
 # Config keys that identify a run and its place, and do not affect training.
 PLACE = re.compile(
     r"model\.init_from|config|ckpt_path|auto_resume|trainer\.default_root_dir|trainer\.logger\.(\d+\.)?id"
@@ -67,8 +72,8 @@ def newest(root: Path) -> tuple[Path | None, dict]:
 def differing(there: dict, here: dict, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """The values that differ between two nested dicts, as (path, there, here); lists of dicts count as dicts."""
     for key in sorted(there.keys() | here.keys()):
-        a, b = there.get(key), here.get(key)
-        inner = path if key in ("init_args", "config") and path else f"{path}.{key}".lstrip(".")
+        a, b = there.get(key, ABSENT), here.get(key, ABSENT)
+        inner = path if key == "init_args" else f"{path}.{key}".lstrip(".")
         if isinstance(a, list) and isinstance(b, list) and all(isinstance(entry, dict) for entry in a + b):
             a, b = ({str(i): entry for i, entry in enumerate(listed)} for listed in (a, b))
         if isinstance(a, dict) and isinstance(b, dict):
@@ -77,27 +82,16 @@ def differing(there: dict, here: dict, path: str = "") -> Iterator[tuple[str, An
             yield inner, a, b
 
 
-def changes(checkpoint: dict, model: Predict) -> list[str]:
-    """Reasons why a model cannot resume from a checkpoint (networks, schedule, objective); empty if it can."""
-    here = model.objective_values()
-    stored = checkpoint.get("objective", {})  # older checkpoints lack some values, and have others
-    there = {name: stored.get(name, value) for name, value in here.items()}
-    for group, default in {"objective": Objective(), "predictor_loss": PredictorLoss(), "residual": Residual()}.items():
-        if group in here:
-            there[group] = {key: stored.get(group, {}).get(key, vars(default)[key]) for key in here[group]}
-    pipeline, now = dict(checkpoint["pipeline"]), model.pipeline().describe()
-    for part in pipeline.keys() & now.keys() & set(PARTS):  # the networks of older versions had other arguments, too
-        arguments = arguments_of(pipeline[part]["config"])
-        config = {key: value for key, value in arguments.items() if key in now[part]["config"]}
-        pipeline[part] = pipeline[part] | {"config": config}
-    betas = pipeline.get("betas"), now["betas"]  # that were computed from levels, or levels from them
-    if all(betas) and len(betas[0]) == len(betas[1]) and np.allclose(*betas, rtol=1e-6, atol=0):
-        pipeline["betas"] = now["betas"]
+def refusals(there: dict, here: dict) -> list[str]:
+    """Why a config cannot resume a run of another one; empty if it can.
+
+    A setting that one of them does not have is of another version of the program, or of a class that differs itself.
+    """
     sentences = []
-    for path, *values in [*differing(pipeline, now), *differing(there, here)]:
-        a, b = (value.get("class", value) if isinstance(value, dict) else value for value in values)
-        if path.partition(".")[0] != "residual_scale":  # it is measured
-            sentences.append("schedule differs" if path == "betas" else f"{path} is {b} here and {a} there")
+    for path, *values in differing(there, here):
+        if PURPOSE.fullmatch(path) and ABSENT not in values:
+            a, b = (value.get("class_path") if isinstance(value, dict) else value for value in values)
+            sentences.append(f"{path} is {b} here and {a} there")
     return sentences
 
 

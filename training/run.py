@@ -45,9 +45,9 @@ from deblur.training.resume import (
     Last,
     TakeOver,
     changed_settings,
-    changes,
     newest,
     read_checkpoint,
+    refusals,
 )
 
 # Defaults that differ from Lightning's. The training stream has no epochs: its length is max_steps.
@@ -234,19 +234,17 @@ class Run(LightningCLI):
         """
         if "pipeline" in self.checkpoint:
             here = values_of(self.parser, self.config)
-            differing = changes(self.checkpoint, self.model)
-            changed = changed_settings(self.checkpoint.get("config", here), here)
-            differing += [line for line in changed if line.startswith("trainer.accumulate_grad_batches")]
-            if differing:
+            there = self.checkpoint.get("config", here)
+            if refused := refusals(there, here):
                 raise CheckpointError(
-                    f"this config cannot resume from {self.ckpt_path}: {'; '.join(differing)}. Restore it or start anew"
+                    f"this config cannot resume from {self.ckpt_path}: {'; '.join(refused)}. Restore it or start anew"
                     " with another trainer.default_root_dir or --auto_resume false"
                 )
             if self.resumes and self.checkpoint["global_step"] >= self.trainer.max_steps:
                 self._report_finished()
                 return True
             rank_zero_info(f"resumed from {self.ckpt_path}, step {self.checkpoint['global_step']}")
-            if changed:
+            if changed := changed_settings(there, here):
                 rank_zero_info(f"changed since that checkpoint: {'; '.join(changed)}")
         return False
 

@@ -73,7 +73,6 @@ def test_the_loss_is_lpips_with_a_gradient_in_float32(net, no_network):
     loss.backward()
     step = leaf.detach() - 0.1 * leaf.grad / leaf.grad.abs().max()
     assert perceptual(step, sharp * 2 - 1) < loss
-    assert repr(perceptual) == f"0.5 LPIPS ({net})"
 
 
 def write_weights(folder) -> None:

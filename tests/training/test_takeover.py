@@ -142,37 +142,39 @@ def test_a_run_resumes_in_another_precision(started):
     assert all(torch.allclose(rounded[key], value, atol=0.02) for key, value in same.items())
 
 
-def test_a_checkpoint_that_says_less_of_its_objective_was_trained_by_the_defaults(started):
+def test_a_run_of_a_version_with_other_settings_is_resumed(started):
     command, path = copied(started), Path("run/checkpoints/last.ckpt")
     checkpoint = read_checkpoint(path)
-    checkpoint["objective"]["objective"] = {"loss": "l1", "levels": "alpha_bar", "kind": "diffusion", "segments": 5}
-    checkpoint["objective"]["quantize"] = None  # of training for INT8, which no longer exists
+    settings = checkpoint["config"]["model"]["init_args"]
+    del settings["objective"]["stratified"], settings["residual"]
+    settings["objective"]["segments"] = settings["predictor"]["init_args"]["stem"] = 5
     torch.save(checkpoint, path)
     Path("run/checkpoints/previous.ckpt").unlink(missing_ok=True)
-    assert train.main([*command, "--model.objective.stratified", "true"]) == 2
+    assert train.main([*command, "--model.objective.levels", "log_normal"]) == 2
     assert train.main(command) == 0
     assert read_checkpoint(path)["global_step"] == 5
 
 
 LPIPS = "{class_path: deblur.evaluation.perceptual.PerceptualLoss, init_args: {weight: 0.3, net: squeeze}}"
+LOSS = "deblur.evaluation.perceptual.PerceptualLoss"
 REFUSED = {  # flag -> another value, and what the refusal says of it
-    "model.predictor": ("{init_args: {channels: 8}}", "predictor.channels is 8 here and 4 there"),
-    "model.denoiser": ("{init_args: {channels: 8}}", "denoiser.channels is 8 here and 4 there"),
-    "model.schedule": ("{name: cosine}", "schedule differs"),
-    "model.objective.loss": ("l2", "objective.loss is l2 here and l1 there"),
-    "model.objective.levels": ("log_normal", "objective.levels is log_normal here and alpha_bar there"),
-    "model.objective.log_normal": ("[0, 1]", "objective.log_normal is (0.0, 1.0) here and (-1.2, 1.2) there"),
-    "model.objective.sigma_range": ("[0.1, 9]", "objective.sigma_range is (0.1, 9.0) here and None there"),
-    "model.objective.stratified": ("true", "objective.stratified is True here and False there"),
-    "model.objective.image_loss": (LPIPS, "objective.image_loss is 0.3 LPIPS (squeeze) here and None there"),
-    "model.predictor_loss.distance": ("l2", "predictor_loss.distance is l2 here and l1 there"),
-    "model.predictor_loss.image_loss": (LPIPS, "predictor_loss.image_loss is 0.3 LPIPS (squeeze) here and None there"),
-    "model.predictor_loss.weight": ("0.5", "predictor_loss.weight is 0.5 here and 1.0 there"),
-    "model.predictor_training": ("joint", "predictor_training is joint here and detached there"),
-    "model.residual.scale": ("1", "residual.scale is 1.0 here and None there"),
-    "model.residual.scale_kind": ("local", "residual.scale_kind is local here and global there"),
-    "model.residual.colours": ("luma", "residual.colours is luma here and rgb there"),
-    "trainer.accumulate_grad_batches": ("2", "trainer.accumulate_grad_batches 1 -> 2"),
+    "model.predictor": ("{init_args: {channels: 8}}", ".channels is 8 here and 4 there"),
+    "model.denoiser": ("{init_args: {channels: 8}}", ".channels is 8 here and 4 there"),
+    "model.schedule": ("{name: cosine}", ".name is cosine here and linear there"),
+    "model.objective.loss": ("l2", " is l2 here and l1 there"),
+    "model.objective.levels": ("log_normal", " is log_normal here and alpha_bar there"),
+    "model.objective.log_normal": ("[0, 1]", " is [0.0, 1.0] here and [-1.2, 1.2] there"),
+    "model.objective.sigma_range": ("[0.1, 9]", " is [0.1, 9.0] here and None there"),
+    "model.objective.stratified": ("true", " is True here and False there"),
+    "model.objective.image_loss": (LPIPS, f" is {LOSS} here and None there"),
+    "model.predictor_loss.distance": ("l2", " is l2 here and l1 there"),
+    "model.predictor_loss.image_loss": (LPIPS, f" is {LOSS} here and None there"),
+    "model.predictor_loss.weight": ("0.5", " is 0.5 here and 1.0 there"),
+    "model.predictor_training": ("joint", " is joint here and detached there"),
+    "model.residual.scale": ("1", " is 1.0 here and None there"),
+    "model.residual.scale_kind": ("local", " is local here and global there"),
+    "model.residual.colours": ("luma", " is luma here and rgb there"),
+    "trainer.accumulate_grad_batches": ("2", " is 2 here and 1 there"),
 }
 ALONE = ("model.residual.colours",)  # contradicts a fixed scale
 
@@ -182,7 +184,7 @@ def test_what_the_weights_were_trained_for_cannot_change(started, capsys, names)
     flags = [part for name in names for part in (f"--{name}", REFUSED[name][0])]
     if "trainer.accumulate_grad_batches" in names:
         flags += ["--trainer.val_check_interval", "2"]
-    sentences = [REFUSED[name][1] for name in names]
+    sentences = [name + REFUSED[name][1] for name in names]
     command, last = copied(started), Path("run/checkpoints/last.ckpt")
     before = last.read_bytes()
     assert train.main([*command, *flags]) == 2
