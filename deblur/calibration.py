@@ -30,7 +30,7 @@ class ErrorCurve:
     def __post_init__(self):
         columns = vars(self).values()
         if not (len(self.estimate) == len(self.mean) == len(self.bound) > 0) or not all(map(_rises, columns)):
-            raise ValueError("error_curve must hold estimate, mean and bound: rising numbers above 0, equally many")
+            raise ValueError("estimate, mean and bound rise, above 0, and are equally many: fit it by tools.calibrate")
 
     @classmethod
     def fit(cls, estimate: Tensor, actual: Tensor) -> "ErrorCurve":

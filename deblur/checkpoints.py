@@ -211,15 +211,12 @@ def _fault(values: dict) -> str | None:
             return f"has {name} {sigma!r}: it is a noise level, a number above 0"
     if least is not None and most is not None and least >= most:
         return f"has sigma_min {least}, which is not below its sigma_max {most}"
-    try:
-        WorkingSize(**values.get("working_size") or {})
-    except (TypeError, ValueError) as error:
-        return f"has a working_size that is none ({error})"
-    try:
-        if values.get("error_curve"):
-            ErrorCurve(**values["error_curve"])
-    except (TypeError, ValueError):
-        return "has an error_curve that is none: fit it again with tools.calibrate"
+    for name, kind in {"error_curve": ErrorCurve, "working_size": WorkingSize}.items():
+        try:
+            if values.get(name):
+                kind(**values[name])
+        except (TypeError, ValueError) as error:
+            return f"has a value of {name} that is none: {error}"
     return None
 
 

@@ -131,5 +131,5 @@ def test_what_cannot_be_calibrated_is_said(sized, capsys):
         {"estimate": [1.0], "mean": [-1.0], "bound": [1.0]},
     ):
         index.write_text(json.dumps(plain | {"error_curve": curve}))
-        with pytest.raises(CheckpointError, match="has an error_curve that is none"):
+        with pytest.raises(CheckpointError, match="error_curve that is none"):
             load_pipeline(str(sized / "sized"))
