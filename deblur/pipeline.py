@@ -46,7 +46,7 @@ from deblur.models.schedules import betas_of, levels_of
 from deblur.onnx.network import OnnxNetwork, Precision, Provider
 from deblur.seeds import noise_seed
 from deblur.settings import Sampler, SamplingSettings, preset_settings
-from deblur.tiling import Tiled, TooLittleMemory, banded, bytes_per_pixel
+from deblur.tiling import Limits, Tiled, TooLittleMemory, banded, tiled
 from deblur.working_size import WorkingSize, chosen_scale
 
 LARGEST_PREDICTION = 3.0  # in [-1, 1]; the published networks stay below 1.7, also on noise, stripes and flat colours
@@ -57,22 +57,6 @@ DISCARDED_AROUND = 32  # pixels
 FIELDS: dict[Sampler, int] = {"ddpm": 3, "ddim": 3, "dpmsolver++": 6, "unipc": 10}
 
 Progress = Callable[[Iterable], Iterable]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much of an image the networks get at once.
-
-    Args:
-        tile: side of the denoiser's tiles, without their halo; the result does not depend on it. None: the whole image,
-            or tiles that fit into memory.
-        predictor_tile: as `tile`, for the predictor. U2-Net's tiles are blended, which is not exact.
-        memory: bytes that the process (on a GPU: its tensors there) should stay within; decides the tiles' sides.
-    """
-
-    tile: int | None = None
-    predictor_tile: int | None = None
-    memory: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -485,15 +469,6 @@ def read_pipeline(
     Raises CheckpointError as `load_pipeline` does.
     """
     return DeblurPipeline(**read_arguments(source, provider, precision, classes))
-
-
-def tiled(function: Callable, network: nn.Module, tile: int | None, memory: int | None, fields: int = 1) -> Tiled:
-    """A function that calls a network, for images of any size; the other arguments are those of `Tiled`."""
-    fixed = getattr(network, "fixed_tile", None)
-    if tile is None and fixed is None:
-        fixed = getattr(network, "own_tile", None)
-    takes = bytes_per_pixel(network)
-    return Tiled(function, network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
 
 
 def beyond_range(x_init: Tensor) -> Tensor | None:

@@ -58,6 +58,22 @@ def refusal(error: BaseException, height: int, width: int) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How much of an image the networks get at once.
+
+    Args:
+        tile: side of the denoiser's tiles, without their halo; the result does not depend on it. None: the whole image,
+            or tiles that fit into memory.
+        predictor_tile: as `tile`, for the predictor. U2-Net's tiles are blended, which is not exact.
+        memory: bytes that the process (on a GPU: its tensors there) should stay within; decides the tiles' sides.
+    """
+
+    tile: int | None = None
+    predictor_tile: int | None = None
+    memory: int | None = None
+
+
 @dataclass(eq=False)
 class Tiled:
     """A function of images, which calls another tile by tile, with a core size that is chosen once.
@@ -212,6 +228,15 @@ class Tiled:
     def _held(self, image: Tensor) -> int:
         """Bytes that the process holds besides the tiles."""
         return used_memory(image.device) + self.fields * image.nbytes
+
+
+def tiled(function: Callable, network: nn.Module, tile: int | None, memory: int | None, fields: int = 1) -> Tiled:
+    """A function that calls a network, for images of any size; the other arguments are those of `Tiled`."""
+    fixed = getattr(network, "fixed_tile", None)
+    if tile is None and fixed is None:
+        fixed = getattr(network, "own_tile", None)
+    takes = bytes_per_pixel(network)
+    return Tiled(function, network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
 
 
 def spans(length: int, core: int, halo: int) -> Iterator[tuple[int, int, int, int]]:
