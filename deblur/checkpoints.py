@@ -225,11 +225,8 @@ def arguments_of(config: Mapping) -> dict:
 
     Those of a cascade's networks are among its own.
     """
-    plain = json.loads(json.dumps(dict(config)))
 
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: cleaned(inner) for key, inner in value.items() if not key.startswith("_")}
-        return value
+    def cleaned(entries: list[tuple[str, Any]]) -> dict:
+        return {key: value for key, value in entries if not key.startswith("_")}
 
-    return cleaned(plain)
+    return json.loads(json.dumps(dict(config)), object_pairs_hook=cleaned)
