@@ -54,9 +54,27 @@ class Layout:
         return PIL.Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
 
 
-def size_of(image: Image) -> tuple[int, int]:
-    """Height and width of an image as it is read, upright."""
-    return _array(image).shape[:2]
+def as_array(image: Image) -> np.ndarray:
+    """An image as an array (H, W) or (H, W, 1 to 4), upright. ValueError for an unknown type, shape or file."""
+    if isinstance(image, str | os.PathLike):
+        return _read(image)
+    if isinstance(image, PIL.Image.Image):
+        upright = PIL.ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I;16"):
+            return np.asarray(upright).astype(np.uint16)  # which may be of the other byte order
+        if upright.mode in ("I", "F"):
+            raise ValueError(f"a PIL image of mode {upright.mode} has no known range: give 8 bits, I;16 or an array")
+        grey = upright.mode in ("1", "L", "LA", "La")
+        has_alpha = upright.has_transparency_data
+        return np.asarray(upright.convert(("LA" if grey else "RGBA") if has_alpha else "L" if grey else "RGB"))
+    if not isinstance(image, np.ndarray):
+        raise ValueError(
+            f"an image must be a PIL image, an array, a tensor or a file's name, got {type(image).__name__}"
+        )
+    image = image.astype(image.dtype.newbyteorder("="), copy=False)  # torch knows the machine's byte order alone
+    if image.ndim not in (2, 3) or (image.ndim == 3 and not 1 <= image.shape[-1] <= 4):
+        raise ValueError(f"an image array must be (H, W) or (H, W, 1 to 4), got {image.shape}")
+    return image
 
 
 def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
@@ -77,7 +95,7 @@ def read_images(images: Any) -> tuple[Tensor, list[Layout]]:
             raise ValueError(f"an image tensor must be (3, H, W) or (N, 3, H, W), got {tuple(images.shape)}")
         return _unit(batch), [Layout(np.dtype(np.uint8), 3, None)] * len(batch)
     is_batch = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim == 4)
-    arrays = [_array(image) for image in (images if is_batch else [images])]
+    arrays = [as_array(image) for image in (images if is_batch else [images])]
     sizes = {array.shape[:2] for array in arrays}
     if len(sizes) != 1:
         raise ValueError(f"a batch needs images of one size, got {sorted((w, h) for h, w in sizes)}")
@@ -147,29 +165,6 @@ def write_images(restored: Tensor, layouts: Sequence[Layout], output_type: str) 
     """Convert a tensor (N * K, 3, H, W), with the K samples of each image in a row, to PIL images or arrays."""
     count = len(restored) // len(layouts)
     return [layouts[i // count].image(image, output_type) for i, image in enumerate(restored)]
-
-
-def _array(image: Any) -> np.ndarray:
-    """The image as an array (H, W) or (H, W, 1 to 4)."""
-    if isinstance(image, str | os.PathLike):
-        return _read(image)
-    if isinstance(image, PIL.Image.Image):
-        upright = PIL.ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I;16"):
-            return np.asarray(upright).astype(np.uint16)  # which may be of the other byte order
-        if upright.mode in ("I", "F"):
-            raise ValueError(f"a PIL image of mode {upright.mode} has no known range: give 8 bits, I;16 or an array")
-        grey = upright.mode in ("1", "L", "LA", "La")
-        has_alpha = upright.has_transparency_data
-        return np.asarray(upright.convert(("LA" if grey else "RGBA") if has_alpha else "L" if grey else "RGB"))
-    if not isinstance(image, np.ndarray):
-        raise ValueError(
-            f"an image must be a PIL image, an array, a tensor or a file's name, got {type(image).__name__}"
-        )
-    image = image.astype(image.dtype.newbyteorder("="), copy=False)  # torch knows the machine's byte order alone
-    if image.ndim not in (2, 3) or (image.ndim == 3 and not 1 <= image.shape[-1] <= 4):
-        raise ValueError(f"an image array must be (H, W) or (H, W, 1 to 4), got {image.shape}")
-    return image
 
 
 def _read(path: str | os.PathLike) -> np.ndarray:

@@ -22,11 +22,10 @@ from deblur.hub import CheckpointError
 from deblur.image_processor import (
     OUTPUT_TYPES,
     Image,
+    as_array,
     read_images,
     restorable,
-    size_of,
     visible_pixels,
-    with_hidden_filled,
     write_images,
 )
 from deblur.keep_sharp import restored_share
@@ -65,7 +64,7 @@ class Area:
 
     Args:
         scale: above 0 and at most 1, at which images are restored; the change is enlarged and added to them. auto: by
-            `DeblurPipeline.working_scale`.
+            the checkpoint's `working_size`.
         mask: (H, W) in [0, 1], 1 where an image is restored, whatever `keep_sharp` says, and 0 where it is kept.
         visible: (N, 1, H, W) of bool; hidden pixels stay as they are, and their colours change no other. None: where
             alpha is not 0.
@@ -252,7 +251,9 @@ class DeblurPipeline(ConfigMixin):
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"output_type must be one of {', '.join(OUTPUT_TYPES)}, got {output_type!r}")
         settings = settings if isinstance(settings, SamplingSettings) else self.preset(settings)
-        if isinstance(image, list | tuple) and len({size_of(one) for one in image}) > 1:
+        if isinstance(image, list | tuple):
+            image = [as_array(one) for one in image]
+        if isinstance(image, list) and len({one.shape[:2] for one in image}) > 1:
             names = _names(names, len(image))
             options = (output_type, progress, limits, area)
             each = [self([one], settings, seed, [name], *options) for one, name in zip(image, names, strict=True)]
@@ -306,10 +307,10 @@ class DeblurPipeline(ConfigMixin):
         visible, mask = (None if x is None else x.to(self.device) for x in (area.visible, area.mask))
         if mask is not None and mask.shape != images.shape[-2:]:
             raise ValueError(f"the mask is {tuple(mask.shape)}, and the image {tuple(images.shape[-2:])}")
-        scale = self.working_scale(images, area, limits) if area.scale == "auto" else area.scale
-        if not 0 < scale <= 1:
-            raise ValueError(f"scale must be auto, or above 0 and at most 1, got {scale!r}")
-        return Blurry(images.to(self.device), visible, None if mask is None else mask.float(), scale)
+        if area.scale != "auto" and not 0 < area.scale <= 1:
+            raise ValueError(f"scale must be auto, or above 0 and at most 1, got {area.scale!r}")
+        whole = Blurry(images.to(self.device), visible, None if mask is None else mask.float())
+        return replace(whole, scale=self._working_scale(whole, limits) if area.scale == "auto" else area.scale)
 
     @torch.no_grad()
     def draft(self, blurry: Blurry, stages: int | None = None, limits: Limits = NO_LIMITS) -> Draft:
@@ -347,9 +348,8 @@ class DeblurPipeline(ConfigMixin):
             randn = partial(randn_tensor, generator=generators, device=y.device, dtype=y.dtype)
             yield sample(f, y, x_init, draft.s, levels, step_of(settings, levels), randn, progress, clip)
 
-    @torch.no_grad()
-    def working_scale(self, images: Tensor, area: Area = WHOLE, limits: Limits = NO_LIMITS) -> float:
-        """The scale for images (N, 3, H, W) in [0, 1] by the checkpoint's `working_size`: the finest one needed."""
+    def _working_scale(self, blurry: Blurry, limits: Limits) -> float:
+        """The scale for images by the checkpoint's `working_size`: the finest that one of them needs."""
         rule = self.working_size
         if rule is None:
             return 1.0
@@ -360,8 +360,7 @@ class DeblurPipeline(ConfigMixin):
             changed = to_world(x_init) - region
             return changed.mul_(restored_share(region, x_init, rule.keep_sharp)) if rule.keep_sharp else changed
 
-        visible, mask = (None if x is None else x.to(self.device) for x in (area.visible, area.mask))
-        images, weight = with_hidden_filled(images.to(self.device), visible), restorable(visible, mask)
+        images, weight = blurry.filled, restorable(blurry.visible, blurry.mask)
         weights = [None] * len(images) if weight is None else weight.expand(len(images), 1, -1, -1).split(1)
         pairs = zip(images.split(1), weights, strict=True)
         return max(chosen_scale(one, change, rule, where) for one, where in pairs)

@@ -196,7 +196,7 @@ class Restorer:
             area = Area(mask=self.mask, visible=photograph.visible)
             limits = Limits(memory=self._memory(image.pixels[0].numel()))
             try:
-                self.scales[photograph.path] = self.pipeline.working_scale(image.values[None], area, limits)
+                self.scales[photograph.path] = self.pipeline.prepare(image.values[None], area, limits).scale
             except (TooLittleMemory, MemoryError, RuntimeError) as error:
                 sentence = refusal(error, *image.pixels.shape[-2:])
                 if sentence is None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sample
 from deblur.data.files import images
 from deblur.draft import Blurry
-from deblur.image_processor import size_of
+from deblur.image_processor import as_array
 from deblur.models.networks.base import IdentityPredictor, ZeroPredictor
 from deblur.models.networks.unet import UNetPredictor
 from deblur.pipeline import Area, DeblurPipeline, Limits, noise_generator, read_pipeline
@@ -210,7 +210,7 @@ def test_a_file_is_read_with_its_depth_its_alpha_and_upright(tmp_path, channels,
     like = images.ImageFile(pixels, alpha, channels < 3, exif.tobytes())
     images.write(tmp_path / "a.tif", like.values, like)
     path, upright = named(tmp_path / "a.tif"), np.rot90(array, -1)
-    assert size_of(path) == (9, 7)
+    assert as_array(path).shape[:2] == (9, 7)
     pipeline, settings = tiny_pipeline(IdentityPredictor()), SamplingSettings(blend=0.0)
     (same,) = pipeline(path, settings, output_type="np").images
     assert same.dtype == depth

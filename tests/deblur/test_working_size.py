@@ -200,10 +200,10 @@ def measuring():
 
 def test_the_scale_is_measured_where_the_image_counts():
     pipeline, (image, mask) = measuring(), half_of_detail()
-    assert pipeline.working_scale(image) == 0.5
-    assert pipeline.working_scale(image, Area(mask=mask)) == 1
-    assert pipeline.working_scale(image, Area(mask=1 - mask)) == 0.5
-    assert pipeline.working_scale(image, Area(visible=mask[None, None] > 0)) == 1
+    assert pipeline.prepare(image).scale == 0.5
+    assert pipeline.prepare(image, Area(mask=mask)).scale == 1
+    assert pipeline.prepare(image, Area(mask=1 - mask)).scale == 0.5
+    assert pipeline.prepare(image, Area(visible=mask[None, None] > 0)).scale == 1
     assert pipeline(image, output_type="pt").scale == 0.5
     assert pipeline(image, output_type="pt", area=Area(mask=mask)).scale == 1
     assert pipeline(image, output_type="pt", area=Area(visible=mask[None, None] > 0)).scale == 1
@@ -212,8 +212,8 @@ def test_the_scale_is_measured_where_the_image_counts():
 def test_of_several_images_the_finest_scale_counts():
     pipeline, (image, _) = measuring(), half_of_detail()
     both = torch.cat([image, torch.full_like(image, 0.5)])
-    assert pipeline.working_scale(both) == 1
-    assert pipeline.working_scale(both[:1]) == 0.5
+    assert pipeline.prepare(both).scale == 1
+    assert pipeline.prepare(both[:1]).scale == 0.5
 
 
 @pytest.mark.parametrize("how", ["alpha", "mask"])

@@ -62,7 +62,7 @@ def test_the_expected_time_is_that_of_the_scale_that_is_found(
     assert duration.expected(restorer, sized, 1e9) == pytest.approx(2 * pixels / piece + searches)
     assert set(restorer.scales) == ({tmp_path / "large.png"} if searches else set())
     if searches:  # which is not looked for again
-        monkeypatch.setattr(restorer.pipeline, "working_scale", None)
+        monkeypatch.setattr(restorer.pipeline, "_working_scale", None)
         large = restorer.read(tmp_path / "large.png", Names.of(tmp_path / "out.png"))
         assert restorer.scale_of(large) == 0.16
 

@@ -74,7 +74,7 @@ def test_the_scale_that_was_found_to_tell_the_time_is_not_looked_for_again(page,
         calls.clear()
         found.append((run(page, mask=mask).scale, len(calls) == 1))
     hook.remove()
-    scale = pipeline.working_scale(visit.shown.image.values[None])
+    scale = pipeline.prepare(visit.shown.image.values[None]).scale
     assert scale < 1
     assert found[:2] == [(scale, True)] * 2
     assert not found[2][1]
