@@ -27,7 +27,7 @@ GREY_16 = images.ImageFile(torch.empty(3, 0, 0, dtype=torch.uint16), grey=True)
 
 
 @dataclass(frozen=True)
-class Predictor:
+class PredictedBy:
     """Whose predictions a folder holds: predictor.json.
 
     Args:
@@ -48,7 +48,7 @@ class Predictions:
     """The folder of one predictor's predictions on one split of a dataset."""
 
     folder: Path
-    predictor: Predictor
+    predictor: PredictedBy
 
     @classmethod
     def of(cls, root: str | Path, split: str, variant: str) -> "Predictions":
@@ -59,7 +59,7 @@ class Predictions:
                 f"{root} has no predictions of its {split} split: make them by python -m tools.make_pairs {root}"
                 f" --predict CHECKPOINT --split {split} --variant {variant}, or omit data.predictions."
             )
-        return cls(folder, Predictor(**json.loads((folder / FACTS).read_text(encoding="utf-8"))))
+        return cls(folder, PredictedBy(**json.loads((folder / FACTS).read_text(encoding="utf-8"))))
 
     def files(self, name: str) -> dict[str, Path]:
         """The files of a pair, by what they hold."""
@@ -88,7 +88,7 @@ class Predictions:
         """Make the folder, to be filled by `write`. DatasetError if it holds another predictor's."""
         file = self.folder / FACTS
         if file.is_file():
-            stored = Predictor(**json.loads(file.read_text(encoding="utf-8")))
+            stored = PredictedBy(**json.loads(file.read_text(encoding="utf-8")))
             if (stored.sha256, stored.stages) != (self.predictor.sha256, self.predictor.stages):
                 stages = "" if stored.stages is None else f", {stored.stages} of its stages"
                 raise DatasetError(

@@ -180,7 +180,7 @@ class Draft:
         Returns:
             `DeblurOutput` of tensors for each of the settings.
         """
-        results = [Result(one, self.share(one.keep_sharp)) for one in settings]
+        results = [Collected(one, self.share(one.keep_sharp)) for one in settings]
         if not any(result.settings.blend > 0 and result.share.any() for result in results):
             samples = repeat(None, max(one.num_samples for one in settings))
         for k, r_0 in enumerate(samples):
@@ -205,7 +205,7 @@ class Draft:
             return x
         return torch.where(self.blurry.is_grey, x.median(dim=1, keepdim=True).values, x)
 
-    def _output(self, result: "Result") -> DeblurOutput:
+    def _output(self, result: "Collected") -> DeblurOutput:
         """The images of one setting in full size, with what is masked or hidden as it was given."""
         blurry, images = self.blurry, self._in_full(result.images())
         maps = result.std(), self.prediction.expected_error, result.share
@@ -232,7 +232,7 @@ class Draft:
         return resized(values, *self.blurry.given.shape[-2:]).clamp_min_(0)
 
 
-class Result:
+class Collected:
     """Collects the images of one setting from samples added one by one, each (N, 3, h, w) in [0, 1]."""
 
     def __init__(self, settings: SamplingSettings, share: Tensor):

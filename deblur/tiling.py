@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from deblur.settings import SMALLEST_TILE as SMALLEST
 
-SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # candidate core sizes
+CORE_SIDES = (SMALLEST, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # candidate core sizes
 SHARE_OF_FREE_MEMORY = 0.5
 PIXELS_OF_BAND = 1 << 22
 # Bytes of features that a network holds at once, for each pixel and channel at its first resolution, in float32. They
@@ -89,7 +89,7 @@ class Tiled:
             most of the image: then the halo is a quarter of a core, and its inner half is blended with the neighbours.
         stride: cores start at multiples of it.
         tile: side of the cores. None: the whole image if its activations fit into memory, otherwise the largest of
-            SIDES that does. If memory still runs out, fewer images at a time are tried, then half the side.
+            CORE_SIDES that does. If memory still runs out, fewer images at a time are tried, then half the side.
         memory: bytes that the process (on a GPU: its tensors there) may hold; half of the free memory is always a
             limit.
         fields: tensors of the image's size that are allocated later, including the result.
@@ -204,7 +204,7 @@ class Tiled:
             least = self._least(image)
             if self.memory is not None and least > self.memory:
                 raise TooLittleMemory(least)
-            smaller = [side for side in SIDES if side < self.tile]
+            smaller = [side for side in CORE_SIDES if side < self.tile]
             fitting = (side for side in smaller if self._needed(side, image) <= budget)
             self.tile = max(fitting, default=SMALLEST)
         self.together = max(1, int(budget / max(1, self._needed(self.tile, image))))  # an identity needs no memory

@@ -8,7 +8,7 @@ from pathlib import Path
 from deblur.checkpoints import network_hash
 from deblur.data.files import images
 from deblur.data.layouts import list_pairs, paired
-from deblur.data.predictions import Predictions, Predictor, folder_of
+from deblur.data.predictions import PredictedBy, Predictions, folder_of
 from deblur.devices import choose_device
 from deblur.hub import CheckpointError
 from deblur.models.networks.base import Cascade
@@ -46,7 +46,7 @@ def store_predictions(
     if first:
         pipeline = DeblurPipeline(pipeline.predictor.first, None, pipeline.scheduler)
     size_head = bool(pipeline.predictor.config.get("size_head"))
-    predictor = Predictor(checkpoint, network_hash(pipeline.predictor), size_head, stages)
+    predictor = PredictedBy(checkpoint, network_hash(pipeline.predictor), size_head, stages)
     stored = Predictions(folder_of(root, split, listing.variant), predictor)
     stored.begin()
     for pair in ProgressBar(pairs, unit="prediction"):

@@ -21,7 +21,7 @@ from deblur.models.networks.layers import SizeHead, reflected, zeroed
 from deblur.models.networks.mixins import register_to_config
 
 WIDTHS = (32, 64, 128)  # channels at the full size, 1/2 and 1/4
-SIDES = (16, 16, 8)  # of the windows and of the grid there
+WINDOW_SIDES = (16, 16, 8)  # of the windows and of the grid there
 STRIP = 2**20  # features that are mixed at once on a CPU: two megabytes in bfloat16
 MULTIPLE = 64  # 1/8 of the size, at the bottom, must be a multiple of its windows' side of 8
 SMALLEST_REDUCED = 256  # pixels; smaller crops gained up to 1.2 dB at their own size
@@ -283,17 +283,17 @@ class Stage(nn.Module):
         above = [WIDTHS[max(scale - 1, 0)] for scale in scales]
         below = [WIDTHS[min(scale + 1, 2)] for scale in scales]
         self.inputs = nn.ModuleList([Conv(3, width) for width in WIDTHS])
-        self.encoder = nn.ModuleList([Block(above[i] + WIDTHS[i], WIDTHS[i], SIDES[i]) for i in scales])
+        self.encoder = nn.ModuleList([Block(above[i] + WIDTHS[i], WIDTHS[i], WINDOW_SIDES[i]) for i in scales])
         self.down = nn.ModuleList([Conv(width, width, side=4, stride=2) for width in WIDTHS])
-        self.bottom = nn.Sequential(*[Block(WIDTHS[2], WIDTHS[2], SIDES[2], DenseAttention) for _ in range(2)])
+        self.bottom = nn.Sequential(*[Block(WIDTHS[2], WIDTHS[2], WINDOW_SIDES[2], DenseAttention) for _ in range(2)])
         self.resize_encoded = nn.ModuleList([Resized((0, 1, 2), i) for i in scales])
-        self.gate = nn.ModuleList([CrossGating(3 * WIDTHS[i], WIDTHS[i], SIDES[i], below[i]) for i in scales])
+        self.gate = nn.ModuleList([CrossGating(3 * WIDTHS[i], WIDTHS[i], WINDOW_SIDES[i], below[i]) for i in scales])
         self.resize_skips = nn.ModuleList([Resized((2, 1, 0), i) for i in scales])
         self.up = nn.ModuleList([Up(below[i], WIDTHS[i]) for i in scales])
-        self.decoder = nn.ModuleList([Block(4 * WIDTHS[i], WIDTHS[i], SIDES[i]) for i in scales])
+        self.decoder = nn.ModuleList([Block(4 * WIDTHS[i], WIDTHS[i], WINDOW_SIDES[i]) for i in scales])
         if not first:
-            self.fuse_inputs = nn.ModuleList([CrossGating(WIDTHS[i], WIDTHS[i], SIDES[i]) for i in scales])
-            self.fuse_encoded = nn.ModuleList([CrossGating(WIDTHS[i], WIDTHS[i], SIDES[i]) for i in scales])
+            self.fuse_inputs = nn.ModuleList([CrossGating(WIDTHS[i], WIDTHS[i], WINDOW_SIDES[i]) for i in scales])
+            self.fuse_encoded = nn.ModuleList([CrossGating(WIDTHS[i], WIDTHS[i], WINDOW_SIDES[i]) for i in scales])
         if last:
             self.to_image = zeroed(Conv(WIDTHS[0], 3))
         else:

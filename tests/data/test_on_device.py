@@ -7,7 +7,7 @@ from deblur.data.files import images
 from deblur.data.layouts import DatasetError, find_pairs
 from deblur.data.on_device import FramesOnDevice
 from deblur.data.pairs import Mix, TrainPairs, TrainSharp, flatten, generator_of
-from deblur.data.predictions import Predictions, Predictor
+from deblur.data.predictions import PredictedBy, Predictions
 from tests.data.test_pairs import same
 
 SIDE = 16
@@ -32,7 +32,7 @@ def dataset(request, tmp_path):
         return Mix([TrainSharp([pair.sharp for pair in pairs], SIDE - 8, margin=4, crops_per_image=2)], [None])
     options = {"crops_per_image": 2}
     if request.param == "predictions":
-        options["predictions"] = Predictions(tmp_path / "predictions", Predictor("none", "0", size_head=True))
+        options["predictions"] = Predictions(tmp_path / "predictions", PredictedBy("none", "0", size_head=True))
         options["predictions"].begin()
         for pair in pairs:
             sharp = images.read(pair.sharp)

@@ -9,10 +9,10 @@ import torch
 from deblur.data.datamodule import DeblurDataModule
 from deblur.data.files import images
 from deblur.data.layouts import DatasetError, Source, find_pairs
-from deblur.data.predictions import FACTS, Predictions, Predictor, folder_of
+from deblur.data.predictions import FACTS, PredictedBy, Predictions, folder_of
 from tests.data.test_pairs import coordinates
 
-OURS = Predictor("runs/ours", "1234", size_head=True)
+OURS = PredictedBy("runs/ours", "1234", size_head=True)
 
 
 def log_size_of(x_init):
@@ -59,7 +59,7 @@ OTHERS = {
 
 def test_predictions_are_added_to_those_of_the_same_predictor_alone(root):
     """Its name may change, and whether it has a size head follows from its weights."""
-    assert {field.name for field in fields(Predictor)} == OTHERS.keys()
+    assert {field.name for field in fields(PredictedBy)} == OTHERS.keys()
     for name, (value, is_other) in OTHERS.items():
         other = replace(OURS, **{name: value})
         if is_other:
@@ -118,7 +118,7 @@ def test_what_is_missing_or_of_another_size_is_named(root, kind):
 
 
 def test_predictions_of_two_predictors_are_not_mixed(root, tmp_path):
-    other = Predictor("runs/other", "5678", size_head=True)
+    other = PredictedBy("runs/other", "5678", size_head=True)
     for side in ("blur", "sharp"):
         images.write(tmp_path / "more" / side / "a.png", torch.zeros(3, 20, 20))
     store(tmp_path / "more", other).write("a", torch.zeros(3, 20, 20), torch.zeros(1, 20, 20))
