@@ -29,7 +29,7 @@ from deblur.data.predictions import Predictions
 from deblur.progress import ProgressBar
 from deblur.seeds import seed_of
 
-GRACE = 10  # seconds that a worker keeps running after SIGTERM
+GRACE_SECONDS = 10  # that a worker keeps running after SIGTERM
 
 
 @dataclass(eq=False)
@@ -311,7 +311,7 @@ def check_files(items: Sequence[Pair | Path]) -> None:
 
 def _outlive_sigterm(worker: int) -> None:
     """Keep a worker alive after SIGTERM, which clusters send to all processes while the main one finishes a batch."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_SECONDS))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; workers end with the main one
 
 

@@ -4,7 +4,7 @@ ROOT/predictions/SPLIT_VARIANT/ holds, for each pair by its name,
 
 - x_init/NAME.png, 8 bits: the prediction, clipped to [0, 1];
 - log_size/NAME.png, 16 bits, grey, if the predictor has a size head: the log of the expected |x - x_init| in [-1, 1],
-  from LEAST to MOST, in steps of 0.0002;
+  from LEAST_LOG_SIZE to LARGEST_LOG_SIZE, in steps of 0.0002;
 
 and predictor.json says whose they are. `tools.make_pairs --predict` writes them.
 """
@@ -22,7 +22,8 @@ from deblur.data.layouts import DatasetError, Pair
 from deblur.storage import write_json
 
 FACTS = "predictor.json"
-LEAST, MOST = -10.0, 2.0  # beyond them a size is far below an 8-bit level, or larger than the images' range
+# Beyond them a size is far below an 8-bit level, or larger than the images' range.
+LEAST_LOG_SIZE, LARGEST_LOG_SIZE = -10.0, 2.0
 GREY_16 = images.ImageFile(torch.empty(3, 0, 0, dtype=torch.uint16), grey=True)
 
 
@@ -101,7 +102,7 @@ class Predictions:
     def write(self, name: str, x_init: Tensor, log_size: Tensor | None) -> None:
         """Store the prediction of a pair: x_init (3, H, W) in [0, 1], log_size (1, H, W)."""
         if log_size is not None:
-            level = (log_size - LEAST) / (MOST - LEAST)
+            level = (log_size - LEAST_LOG_SIZE) / (LARGEST_LOG_SIZE - LEAST_LOG_SIZE)
             images.write(self.files(name)["log_size"], level.expand(3, -1, -1), GREY_16, compress_level=1)
         images.write(self.files(name)["x_init"], x_init, compress_level=1)
 
@@ -122,4 +123,4 @@ def folder_of(root: str | Path, split: str, variant: str) -> Path:
 
 def to_log_size(level: Tensor) -> Tensor:
     """The log of the expected error, from the stored level in [0, 1]."""
-    return LEAST + (MOST - LEAST) * level
+    return LEAST_LOG_SIZE + (LARGEST_LOG_SIZE - LEAST_LOG_SIZE) * level

@@ -22,7 +22,7 @@ LARGEST_DOUBT = 0.85  # change times expected error over contrast times fine det
 LEAST_LIGHTS = 0.1  # the share of lights in the fine detail of a night
 LEAST_DETAIL_OF_LIGHTS = 0.09  # the least detail of a sharp night after a mean of 3 x 3 pixels, relative as above
 LEAST_LIKENESS = 0.39  # of the traces in the parts of a night whose lights are streaks
-PART = 128  # pixels a side, of the parts that are compared
+PART_SIDE = 128  # pixels, of the parts that are compared
 FEWEST_PARTS, MOST_PARTS = 4, 64  # that are compared, of those with the strongest edges
 LEAST_ENERGY = 0.05  # of a part's edges, relative to the strongest part's
 NEAREST, FARTHEST = 3, 20  # pixels, the distances of a trace that are compared
@@ -211,19 +211,19 @@ def _likeness(grey: Tensor) -> float:
     The trace of a part is the autocorrelation of its edges, without its mean at each distance. Blurred by one path, all
     parts have that of the path (Goldstein and Fattal, "Blur-kernel estimation from spectral irregularities", 2012).
     """
-    if min(grey.shape[-2:]) < PART:
+    if min(grey.shape[-2:]) < PART_SIDE:
         return 0.0
     edges = grey - _mean(grey)
-    parts = edges[0, 0].unfold(0, PART, PART).unfold(1, PART, PART).flatten(0, 1)
-    window = torch.hann_window(PART, device=grey.device)
+    parts = edges[0, 0].unfold(0, PART_SIDE, PART_SIDE).unfold(1, PART_SIDE, PART_SIDE).flatten(0, 1)
+    window = torch.hann_window(PART_SIDE, device=grey.device)
     parts = parts * window * window[:, None]
     energies, strongest = parts.square().sum((1, 2)).topk(min(len(parts), MOST_PARTS))
     strongest = strongest[energies > LEAST_ENERGY * energies[0]]
     if len(strongest) < FEWEST_PARTS:
         return 0.0
-    spectra = torch.fft.rfft2(parts[strongest], (2 * PART, 2 * PART))
+    spectra = torch.fft.rfft2(parts[strongest], (2 * PART_SIDE, 2 * PART_SIDE))
     correlations = torch.fft.fftshift(torch.fft.irfft2(spectra.abs().square()), (1, 2))
-    middle = slice(PART - FARTHEST, PART + FARTHEST + 1)
+    middle = slice(PART_SIDE - FARTHEST, PART_SIDE + FARTHEST + 1)
     offsets = torch.arange(-FARTHEST, FARTHEST + 1.0, device=grey.device)
     distances = torch.hypot(offsets[:, None], offsets)
     traces = correlations[:, middle, middle]

@@ -27,7 +27,7 @@ from deblur.tools.export_onnx import export_onnx
 from deblur.tools.web.actions import LARGEST_UPLOAD
 from deblur.tools.web.view import LARGEST_SHOWN
 from deblur.tools.web.visits import IDLE_SECONDS, LARGEST_RESULTS
-from deblur.training.callbacks import EDGES, Guard, Scores
+from deblur.training.callbacks import LOG_SNR_EDGES, Guard, Scores
 from deblur.working_size import WorkingSize
 from tests.conftest import ROOT
 
@@ -139,7 +139,7 @@ SENTENCES = {
         f"After `--guard.patience` ({defaults(Guard)['patience']}) such steps",
         f"`--scores.panels` ({defaults(Scores)['panels']}) images",
         f"`--scores.samples` ({defaults(Scores)['samples']}) samples each",
-        "by log-SNR of the crop: below {:g}, up to {:g}, up to {:g}, up to {:g}, above".format(*EDGES),
+        "by log-SNR of the crop: below {:g}, up to {:g}, up to {:g}, up to {:g}, above".format(*LOG_SNR_EDGES),
         f"`objective.log_normal` is {list(defaults(Objective)['log_normal'])} by default",
     ],
     "docs/web.md": [

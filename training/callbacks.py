@@ -33,7 +33,7 @@ from deblur.revision import commit
 from deblur.storage import replacing
 from deblur.training.module import Predict
 
-EDGES = (-8.0, -4.0, 0.0, 4.0)  # edges of the log-SNR bins
+LOG_SNR_EDGES = (-8.0, -4.0, 0.0, 4.0)  # of the bins of denoiser_loss
 
 
 class Metrics(CSVLogger):
@@ -69,7 +69,7 @@ class Track(Callback):
     """
 
     def __init__(self):
-        self.sums = torch.zeros(2, len(EDGES) + 1)  # per bin: this process's sum of losses and number of crops
+        self.sums = torch.zeros(2, len(LOG_SNR_EDGES) + 1)  # per bin: this process's sum of losses and number of crops
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict) -> None:
         sums = trainer.strategy.reduce(self.sums.clone(), reduce_op="sum")
@@ -106,7 +106,7 @@ class Track(Callback):
         pl_module.log("step", trainer.global_step)
         if "losses" not in outputs:
             return
-        bins = torch.bucketize(outputs["alpha_bar"].logit(), torch.tensor(EDGES, device=self.sums.device))
+        bins = torch.bucketize(outputs["alpha_bar"].logit(), torch.tensor(LOG_SNR_EDGES, device=self.sums.device))
         losses = outputs["losses"].float()
         finite = losses.isfinite()
         self.sums.index_add_(1, bins, torch.stack([losses.where(finite, 0), finite.float()]))

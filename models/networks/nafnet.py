@@ -21,8 +21,8 @@ from deblur.models.networks.mixins import register_to_config
 from deblur.models.networks.unet import PixelNorm
 
 BlockKind = Literal["plain", "naf"]
-DETAIL = 1.5  # standard deviation, in pixels, of the Gaussian that separates details from coarse structure
-TAPS = 13  # length of that Gaussian's kernel, which ends at four standard deviations
+DETAIL_SIGMA = 1.5  # standard deviation, in pixels, of the Gaussian that separates details from coarse structure
+KERNEL_LENGTH = 13  # of that Gaussian, which ends at four standard deviations
 
 
 class ScaleShift(nn.Module):
@@ -181,7 +181,7 @@ class SlimPredictor(LocalPredictor):
 class SlimDenoiser(LocalDenoiser):
     """A SlimUNet as denoiser f(r_t, y, alpha_bar, x_init, s), which also sees the prediction and the scale s.
 
-        output = network + (1 - alpha_bar) gain (x_init - G x_init) / s,  G a Gaussian of DETAIL pixels
+        output = network + (1 - alpha_bar) gain (x_init - G x_init) / s,  G a Gaussian of DETAIL_SIGMA pixels
 
     The network sees sqrt(alpha_bar) r_t. This is the best linear estimate of an r_0 of unit variance, and it is small
     where noise dominates; unscaled noise leaked into the estimates at levels where it says next to nothing about r_0.
@@ -217,16 +217,16 @@ class SlimDenoiser(LocalDenoiser):
 
 
 def details(image: Tensor) -> Tensor:
-    """An image (N, C, H, W) minus its Gaussian blur of DETAIL pixels, in float32; the border is padded by repetition.
+    """An image (N, C, H, W) minus its Gaussian blur, in float32; the border is padded by repetition.
 
     It is float32 under autocast too, since the difference of two bfloat16 images has few digits left. Written without
     kornia, whose import takes as long as restoring a small photograph.
     """
     kind = image.device.type
     with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
-        image, channels, radius = image.float(), image.shape[1], TAPS // 2
+        image, channels, radius = image.float(), image.shape[1], KERNEL_LENGTH // 2
         places = torch.arange(-radius, radius + 1, device=image.device)
-        taps = (-(places**2) / (2 * DETAIL**2)).softmax(0).expand(channels, 1, 1, TAPS)
+        taps = (-(places**2) / (2 * DETAIL_SIGMA**2)).softmax(0).expand(channels, 1, 1, KERNEL_LENGTH)
         blurred = F.pad(image, [radius] * 4, mode="replicate").to(memory_format=torch.channels_last)
         for kernel in (taps, taps.mT):
             blurred = F.conv2d(blurred, kernel, groups=channels)
