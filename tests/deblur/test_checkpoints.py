@@ -37,7 +37,9 @@ def folder(tmp_path):
 
 
 def test_a_folder_loads_to_the_bit(folder):
-    ours, stored, loaded = tiny_pipeline(), read_pipeline(str(folder)), load_pipeline(str(folder), precision="fp32")
+    ours, stored = tiny_pipeline(), read_pipeline(str(folder))
+    loaded = DeblurPipeline.from_pretrained(folder, precision="fp32").to("cpu")
+    assert (loaded.precision, loaded.predictor.training) == ("fp32", False)
     blurry = torch.rand(2, 3, 21, 30)
 
     def restored(pipeline, seed):

@@ -288,16 +288,6 @@ def test_a_preset_by_name():
         pipeline(blurry, "sharp")
 
 
-def test_from_pretrained_is_load_pipeline(tmp_path):
-    first = tiny_pipeline()
-    first.save_pretrained(tmp_path)
-    blurry, settings = torch.rand(3, 9, 9), SamplingSettings(steps=2)
-    loaded = DeblurPipeline.from_pretrained(tmp_path, precision="fp32").to("cpu")
-    assert (loaded.precision, loaded.predictor.training) == ("fp32", False)
-    theirs = loaded(blurry, settings, output_type="pt").images
-    assert torch.allclose(theirs, first(blurry, settings, output_type="pt").images, atol=1e-5)
-
-
 def test_images_of_different_sizes_are_restored_one_by_one(tmp_path):
     pipeline, settings = tiny_pipeline(), SamplingSettings(steps=2, num_samples=2)
     arrays = [np.random.default_rng(0).random((21, width, 3), np.float32) for width in (150, 140)]

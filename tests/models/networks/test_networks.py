@@ -220,17 +220,6 @@ def test_padding_is_a_reflection_however_far(height, width, padding):
     assert np.array_equal(reflected(image, top, bottom, left, right)[0, 0].numpy(), expected)
 
 
-def test_borders_of_images_are_repeated_up_to_the_stride_and_noise_is_reflected():
-    predictor, denoiser = stir(UNetPredictor(8, (1, 2, 3), 1)), stir(Denoiser(8, (1, 2, 3), 1))
-    image, noise, level = torch.rand(1, 3, 17, 22) * 2 - 1, torch.randn(1, 3, 17, 22), torch.tensor([0.3])
-    wide = nn.functional.pad(image, (0, 2, 0, 3), mode="replicate")
-    wide_noise = nn.functional.pad(noise, (0, 2, 0, 3), mode="reflect")
-    with torch.no_grad():
-        assert torch.allclose(predictor(image), predictor(wide)[..., :17, :22], atol=1e-6)
-        expected = denoiser(wide_noise, wide, level, wide)[..., :17, :22]
-        assert torch.allclose(denoiser(noise, image, level, image), expected, atol=1e-6)
-
-
 def test_samples_are_no_more_uncertain_where_a_network_pads():
     pipeline = load_pipeline("lite", precision="fp32")
     settings = SamplingSettings("ddim", "log_snr", steps=4, eta=1.0, num_samples=6)

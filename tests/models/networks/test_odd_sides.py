@@ -24,8 +24,12 @@ def without_gradients():
 @pytest.mark.parametrize(("height", "width"), [(101, 83), (1, 97), (90, 3)])
 def test_a_part_of_an_image_is_predicted_as_the_whole_but_for_its_border(network, height, width):
     whole = torch.rand(1, 3, 128, 128) * 2 - 1
-    part = stir(network)(whole[..., :height, :width])
+    image = whole[..., :height, :width]
+    part = stir(network)(image)
     assert part.shape[-2:] == (height, width)
+    beyond = (0, -width % network.stride, 0, -height % network.stride)
+    repeated = network(pad(image, beyond, mode="replicate"))
+    assert torch.allclose(part, repeated[..., :height, :width], atol=1e-5)
     reach = network.receptive_field + network.stride  # what is repeated begins within a block
     inside = ..., slice(0, max(0, height - reach)), slice(0, max(0, width - reach))
     assert torch.allclose(part[inside], network(whole)[inside], atol=1e-5)
