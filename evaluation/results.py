@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from deblur.cli import number_of
 from deblur.evaluation import controls, statistics
 from deblur.evaluation.grid import BLURRY, CONTROLS, LABELS, SHARP
 from deblur.evaluation.journal import Facts
@@ -106,10 +107,8 @@ def format_table(summary: Summary) -> str:
         halves = ["-" if e.low is None else format((e.high - e.low) / 2, number) for e in estimates]
         table.insert(len(table.columns), "± 95 %", halves, allow_duplicates=True)
     table["s/image"] = [f"{row.seconds:.3f}" for row in rows]
-    images = max(row.images for row in rows)
-    legend = [
-        f"* on the Pareto front of PSNR and {metric.upper()}; means of {images} {'image' if images == 1 else 'images'}"
-    ]
+    images = number_of(max(row.images for row in rows), "image")
+    legend = [f"* on the Pareto front of PSNR and {metric.upper()}; means of {images}"]
     judged = [row.verdict for row in rows if row.verdict]
     if judged:
         table["perceptual"] = [row.verdict.perceptual if row.verdict else "" for row in rows]

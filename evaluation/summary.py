@@ -167,19 +167,15 @@ class Summary:
     def worsened(self) -> pd.DataFrame:
         """The images whose prediction has a lower PSNR than the blurry one, and both, the largest loss first."""
         psnr = self.scores.pivot(index="image", columns="setting", values="psnr")
-        if PREDICTOR not in psnr:
-            return psnr.iloc[:0]
-        psnr = psnr[[BLURRY, PREDICTOR]]
+        psnr = psnr.reindex(columns=[BLURRY, PREDICTOR])
         loss = psnr[BLURRY] - psnr[PREDICTOR]
-        return psnr[loss > 0].loc[loss[loss > 0].sort_values(ascending=False, kind="stable").index]
+        return psnr.loc[loss[loss > 0].sort_values(ascending=False, kind="stable").index]
 
     @cached_property
     def preset_names(self) -> dict[str, str]:
         """The presets that rows become, joined by commas, by their labels."""
-        names = {}
-        for name, row in self.presets.items():
-            names[row.label] = f"{names[row.label]}, {name}" if row.label in names else name
-        return names
+        labels = {name: row.label for name, row in self.presets.items()}
+        return {own: ", ".join(name for name in labels if labels[name] == own) for own in labels.values()}
 
 
 def summarise(plan: Plan) -> Summary:

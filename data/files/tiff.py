@@ -123,15 +123,12 @@ def _is_reduced(page: tifffile.TiffPage) -> bool:
 
 def _require_readable(path: Path, page: tifffile.TiffPage) -> None:
     """ImageError if the samples are of no kind that is read."""
-    kind = None if page.dtype is None else page.dtype.kind
-    if kind == "f":
-        raise ImageError(f"{path} has floats, whose range is unknown: save it with 8 or 16 bits.")
-    if kind == "i":
-        raise ImageError(f"{path} has numbers with a sign, whose range is unknown: save it with 8 or 16 bits.")
-    bits = page.bitspersample
+    kind, bits = page.dtype and page.dtype.kind, page.bitspersample
+    unknown = {"f": "floats", "i": "numbers with a sign"}.get(kind)
     if isinstance(bits, tuple) or (kind == "u" and bits > 16):
-        named = " and ".join(map(str, sorted(set(bits)))) if isinstance(bits, tuple) else bits
-        raise ImageError(f"{path} has pixels of {named} bits, whose range is unknown: save it with 8 or 16 bits.")
+        unknown = f"pixels of {bits} bits"
+    if unknown:
+        raise ImageError(f"{path} has {unknown}, whose range is unknown: save it with 8 or 16 bits.")
     usual = COLOUR_SAMPLES.get(page.photometric)
     if (bits > 8 and usual is None) or page.samplesperpixel < (usual or 1) or page.imagedepth > 1:
         raise ImageError(f"{path} has a layout of channels that is not known: {SAVE_IT}.")
