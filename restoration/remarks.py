@@ -33,7 +33,11 @@ def notes(
     """
     height, width = image.pixels.shape[-2:]
     filled = with_hidden_filled(image.values[None], visible)[0]
-    found = [*image.remarks, *images.remarks_on(image, suffix), *scale_remarks(out.scale, height, width, amount)]
+    found = [*image.remarks, *images.remarks_on(image, suffix)]
+    if out.scale < 1 and amount > 0:
+        found.append(
+            f"restored at scale {out.scale:g}, {round(width * out.scale)} x {round(height * out.scale)} pixels"
+        )
     found += kept_remarks(amount, filled, out.discarded, is_masked)
     return found + still_blurred_remarks(out, restored, filled)
 
@@ -82,16 +86,6 @@ def still_blurred_remarks(out: DeblurOutput, restored: Tensor, blurry: Tensor) -
         return []
     where = " where it is restored" if share.mean() <= RESTORED_WHOLLY else ""
     return [f"is still blurred{where}: its blur is larger than this checkpoint knows, try a smaller --scale"]
-
-
-def scale_remarks(scale: float, height: int, width: int, amount: float) -> list[str]:
-    """A sentence that says at which scale an image of this size was restored, if not at its own size.
-
-    None if nothing of it is restored, by its `restored_amount`.
-    """
-    if scale == 1 or amount == 0:
-        return []
-    return [f"restored at scale {scale:g}, {round(width * scale)} x {round(height * scale)} pixels"]
 
 
 def faults(sample: Tensor, prediction: Tensor, blurry: Tensor, visible: Tensor | None = None) -> list[str]:

@@ -65,12 +65,7 @@ def test_many_photographs_are_restored_and_downloaded_together_as_sample_py_writ
     with zipfile.ZipFile(page.actions.save(None, REQUEST)) as archive:
         assert archive.namelist() == names
         for name in names:
-            flags = [
-                f"--checkpoint={page.checkpoint}",
-                "--seed=3",
-                "--device=cpu",
-                "--precision=fp32",
-            ]
+            flags = [f"--checkpoint={page.checkpoint}", "--seed=3", "--device=cpu", "--precision=fp32"]
             flags += ["--blend=0.9"] if name == "d.png" else []
             assert sample.main([str(tmp_path / name), *flags, f"--output={tmp_path / 'out'}"]) == 0
             assert archive.read(name) == (tmp_path / "out" / name).read_bytes(), name
@@ -167,11 +162,7 @@ def test_one_that_fails_is_named_and_the_others_are_restored(page, visit, tmp_pa
     Image.new("RGB", (300, 300)).save(tmp_path / "large.png")
     opened(page, tmp_path / "large.png", tmp_path / "a photo.jpg")
     monkeypatch.setattr("deblur.restoration.restorer.require_memory", lambda *given: None)
-    monkeypatch.setattr(
-        page.actions.visits.of("somebody").ways[page.checkpoint].restorer.options,
-        "memory",
-        0.01,
-    )
+    monkeypatch.setattr(visit.ways[page.checkpoint].restorer.options, "memory", 0.01)
     *_, last = page.actions.restore(page.checkpoint, None, "ddim", 1, 1, 1, 0, "auto", None, REQUEST)
     assert "large.png does not fit into --memory" in last[page.ui.status]
     assert [photo.result is not None for photo in visit.photos] == [False, True]

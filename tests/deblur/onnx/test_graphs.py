@@ -17,7 +17,7 @@ from deblur.onnx.files import read_facts
 from deblur.onnx.graphs import MAX_ERROR, MIN_PSNR, OneOutput, examples, parity, write_facts, write_network
 from deblur.onnx.network import OnnxNetwork
 from deblur.pipeline import load_pipeline
-from tests.deblur.onnx.conftest import TILE, image, slim_pipeline
+from tests.deblur.onnx.conftest import TILE, image
 
 onnx = pytest.importorskip("onnx")
 pytestmark = [pytest.mark.commands, pytest.mark.xdist_group("onnx")]  # exports take long, so they are made once
@@ -64,14 +64,6 @@ def test_a_network_that_sees_the_image_at_half_its_size(tmp_path, provider):
     network = OnnxNetwork(tmp_path, "predictor", provider, "fp32")
     blurry = image(52, 76)
     assert (network(blurry) - Halves()(blurry)).abs().max() < 1e-5
-
-
-def test_an_export_that_is_not_what_pytorch_gives_is_refused(place, provider):
-    other = slim_pipeline().predictor
-    with torch.no_grad():
-        other.unet.head.bias += 3e-4
-    with pytest.raises(CheckpointError, match=r"the predictor in .* differs from PyTorch by 3\.0e-04 at most"):
-        parity(other, "predictor", place / "tiles" / "predictor", provider)
 
 
 def shifted(folder, copy, amount):
