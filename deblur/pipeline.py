@@ -263,25 +263,11 @@ class DeblurPipeline(ConfigMixin):
         batch, layouts = read_images(image)
         if area.visible is None:
             area = replace(area, visible=visible_pixels([layout.alpha_plane() for layout in layouts]))
-        output = self.restore(batch, settings, seed, names, progress, limits, area)
+        draft, samples = self.draw(batch, settings, seed, names, progress, limits, area)
+        [output] = draft.restored(samples, [settings])  # x_init + blend s r_0, kept where y is sharp, and enlarged
         if output_type != "pt":
             output.images = write_images(output.images, layouts, output_type)
             output.predictions = write_images(output.predictions, layouts, output_type)
-        return output
-
-    def restore(
-        self,
-        images: Tensor,
-        settings: SamplingSettings,
-        seed: int = 0,
-        names: Sequence[str] | None = None,
-        progress: Progress = iter,
-        limits: Limits = NO_LIMITS,
-        area: Area = WHOLE,
-    ) -> DeblurOutput:
-        """Restore images (N, 3, H, W) in [0, 1]. The arguments are those of a call."""
-        draft, samples = self.draw(images, settings, seed, names, progress, limits, area)
-        [output] = draft.restored(samples, [settings])  # x_init + blend s r_0, kept where y is sharp, and enlarged
         return output
 
     def draw(
@@ -294,7 +280,10 @@ class DeblurPipeline(ConfigMixin):
         limits: Limits = NO_LIMITS,
         area: Area = WHOLE,
     ) -> tuple[Draft, Iterator[Tensor]]:
-        """The networks' part of a restoration, in its order; whatever is blended in later, they need not run again."""
+        """The networks' part of restoring images (N, 3, H, W) in [0, 1]: the draft, and samples, drawn as asked for.
+
+        The arguments are those of a call. `Draft.restored` does the rest, for any blend.
+        """
         self._require_memory(images, settings, limits)
         names = _names(names, len(images))
         blurry = self.prepare(images, area, limits)  # hidden colours are filled, and large images reduced

@@ -88,9 +88,8 @@ def write_panel(plan: Plan, summary: Summary, path: Path) -> None:
         for image in (plan.images[k * len(plan.images) // PANEL_IMAGES] for k in range(count)):
             blurry, sharp = image.read()
             steps = counted(bar, 1)
-            out = plan.pipeline.restore(
-                blurry[None].to(plan.device), setting, plan.seed, [image.name], steps, area=Area(scale=1.0)
-            )
+            given = blurry[None].to(plan.device), setting, plan.seed, [image.name], "pt", steps
+            out = plan.pipeline(*given, area=Area(scale=1.0))
             rows.append((blurry, out.predictions[0], out.images[0], out.images.mean(0), out.std[0], sharp))
     names = ("blurry", "prediction", "sample", "mean of samples", "std", "sharp")
     panel(dict(zip(names, zip(*rows, strict=True), strict=True)), path)

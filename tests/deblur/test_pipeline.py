@@ -324,5 +324,5 @@ def test_the_residual_of_a_large_photo_is_clipped_in_bands(monkeypatch):
     """Its temporaries would be three images: slow tests measure the peak."""
     monkeypatch.setattr("deblur.tiling.PIXELS_OF_BAND", 300)  # ten rows
     with Heights(torch.ops.aten.maximum.default) as heights:
-        tiny_pipeline().restore(torch.rand(1, 3, 40, 30), SamplingSettings(steps=2))
+        tiny_pipeline()(torch.rand(1, 3, 40, 30), SamplingSettings(steps=2))
     assert heights.noted == [10] * 4 * 2
