@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deblur.checkpoints import checkpoint_hash, save_presets
 from deblur.data.files import images, search
@@ -18,6 +17,7 @@ from deblur.evaluation.controls import RECIPES
 from deblur.evaluation.grid import rows_of
 from deblur.evaluation.journal import Facts, Journal, Processes
 from deblur.evaluation.metrics import Metric
+from deblur.evaluation.options import Evaluation
 from deblur.evaluation.report import keep_examples, write_panel, write_report
 from deblur.evaluation.results import (
     format_changes,
@@ -33,9 +33,6 @@ from deblur.pipeline import load_pipeline
 from deblur.progress import ProgressBar
 from deblur.settings import SamplingSettings
 from deblur.storage import sole_user
-
-if TYPE_CHECKING:
-    from deblur.evaluate import Evaluation
 
 
 @contextmanager
@@ -81,7 +78,7 @@ class ScoredPairs:
     facts: Facts
 
 
-def read_pairs(flags: "Evaluation", processes: Processes) -> ScoredPairs:
+def read_pairs(flags: Evaluation, processes: Processes) -> ScoredPairs:
     """The pairs of a split, or some of them, spread evenly over the list; each is read once by the first process.
 
     Raises:
@@ -131,7 +128,7 @@ def _restored_files(folder: str, truths: Mapping[str, Path]) -> tuple[dict[str, 
 
 
 def make_plan(
-    flags: "Evaluation",
+    flags: Evaluation,
     folder: Path,
     pairs: ScoredPairs,
     checkpoint: str | None,
@@ -196,7 +193,7 @@ def make_plan(
     )
 
 
-def publish(flags: "Evaluation", plan: Plan, first: Summary | None = None) -> Summary | None:
+def publish(flags: Evaluation, plan: Plan, first: Summary | None = None) -> Summary | None:
     """Write the files of a plan whose journal is complete, in the first process: its results.
 
     `first` are the results that these are compared with, whose typical image is shown of these, too.
@@ -219,7 +216,7 @@ def publish(flags: "Evaluation", plan: Plan, first: Summary | None = None) -> Su
     return summary
 
 
-def compare(flags: "Evaluation", summaries: Mapping[str, Summary]) -> None:
+def compare(flags: Evaluation, summaries: Mapping[str, Summary]) -> None:
     """Write what two evaluations of the same images and noise differ in, A and B, and their joint report."""
     output = Path(flags.output)
     a, b = summaries.values()

@@ -35,13 +35,10 @@ def parsed(path):
 
 
 @cache
-def imports(path, for_types=True):
-    """Modules that a file imports, `for_types` alone or to run, without its exception in LATE."""
-    names, nodes = set(), [parsed(path)]
-    while nodes:
-        node = nodes.pop()
-        is_left_out = not for_types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        nodes += [] if is_left_out else ast.iter_child_nodes(node)
+def imports(path):
+    """Modules that a file imports, also in its functions or for types alone, without its exception in LATE."""
+    names = set()
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -64,12 +61,11 @@ def test_packages_import_in_one_direction():
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    """Imports within functions count, too; those for types alone do not."""
     graph = {}
     for path in PYTHON:
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts if parts[0] == "deblur" else ("deblur", *parts)).removesuffix(".__init__")
-        graph[name] = imports(path, for_types=False)
+        graph[name] = imports(path)
     graph = {name: (imported & graph.keys()) - {name} for name, imported in graph.items()}
     with pytest.raises(CycleError):
         TopologicalSorter(graph | {"deblur.settings": {"deblur.pipeline"}}).prepare()

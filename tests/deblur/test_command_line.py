@@ -73,7 +73,7 @@ def test_help_has_descriptions_types_and_defaults(capsys):
         (REST[:2], "--output is missing: python evaluate.py --data PATH --output PATH [--FLAG VALUE ...]"),
         (
             [*REST, "--checkpoints", "A", "B", "--grid", "g", "--save_presets"],  # a bare flag is true
-            "--checkpoints takes no --checkpoint, --outputs or --save_presets",
+            "--checkpoints takes no --checkpoint, --outputs, --save_presets or --panel",
         ),
     ],
 )
