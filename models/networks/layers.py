@@ -1,6 +1,7 @@
 """Layers that several networks share: padding, heads, the U-Nets' frame, and the embedding of the noise level."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,13 @@ def zeroed(layer: nn.Module) -> nn.Module:
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return layer
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Convolutions inside stay in float32, under autocast, too."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def reflected(image: Tensor, top: int, bottom: int, left: int, right: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deblur.models.networks.base import Predictor
-from deblur.models.networks.layers import SizeHead, reflected, zeroed
+from deblur.models.networks.layers import SizeHead, reflected, without_autocast, zeroed
 from deblur.models.networks.mixins import register_to_config
 
 WIDTHS = (32, 64, 128)  # channels at the full size, 1/2 and 1/4
@@ -493,10 +493,11 @@ def reduced(image: Tensor, factor: int) -> Tensor:
     distances = ((places + 0.5) / factor - 0.5).abs()  # from the middle of the new pixel, in new pixels
     weights = cubic(distances)
     kernel = torch.outer(weights, weights).expand(image.shape[1], 1, -1, -1)
-    sums = F.conv2d(image.float(), kernel, stride=factor, padding=2 * factor, groups=image.shape[1])
-    # Beyond the edges there are no pixels: the weights inside are made to add up to 1.
     inside = torch.ones_like(image[:, :1], dtype=torch.float32)
-    return sums / F.conv2d(inside, kernel[:1], stride=factor, padding=2 * factor)
+    with without_autocast(image.device):
+        sums = F.conv2d(image.float(), kernel, stride=factor, padding=2 * factor, groups=image.shape[1])
+        # Beyond the edges there are no pixels: the weights inside are made to add up to 1.
+        return sums / F.conv2d(inside, kernel[:1], stride=factor, padding=2 * factor)
 
 
 def cubic(distances: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ local: nothing is averaged over the image.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from deblur.models.diffusion import PredictionType, residual
 from deblur.models.networks.base import LocalDenoiser, LocalPredictor
-from deblur.models.networks.layers import PixelBlocks, zeroed
+from deblur.models.networks.layers import PixelBlocks, without_autocast, zeroed
 from deblur.models.networks.mixins import register_to_config
 from deblur.models.networks.unet import PixelNorm
 
@@ -222,8 +221,7 @@ def details(image: Tensor) -> Tensor:
     It is float32 under autocast too, since the difference of two bfloat16 images has few digits left. Written without
     kornia, whose import takes as long as restoring a small photograph.
     """
-    kind = image.device.type
-    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+    with without_autocast(image.device):
         image, channels, radius = image.float(), image.shape[1], KERNEL_LENGTH // 2
         places = torch.arange(-radius, radius + 1, device=image.device)
         taps = (-(places**2) / (2 * DETAIL_SIGMA**2)).softmax(0).expand(channels, 1, 1, KERNEL_LENGTH)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from deblur.draft import Blurry
 from deblur.models.networks import maxim
 from deblur.models.networks.base import Cascade
-from deblur.models.networks.maxim import Maxim, images_first, padded, positions_first, resize
+from deblur.models.networks.maxim import Maxim, images_first, padded, positions_first, reduced, resize
 from deblur.models.networks.nafnet import SlimPredictor
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.pipeline import DeblurPipeline, Limits, load_pipeline
@@ -62,24 +62,33 @@ def test_any_size_is_kept(size, reduction):
 
 def test_a_reduced_network_changes_the_smaller_image_and_enlarges_the_change():
     torch.manual_seed(0)
-    whole, reduced = stir(Maxim(stages=1)), Maxim(stages=1, reduction=2)
-    reduced.load_state_dict(whole.state_dict())
+    whole, network = stir(Maxim(stages=1)), Maxim(stages=1, reduction=2)
+    network.load_state_dict(whole.state_dict())
     blurry = torch.rand(1, 3, 256, 384) * 2 - 1
     small = F.interpolate(blurry, size=(128, 192), mode="bicubic", antialias=True)
     with torch.no_grad():
         change = whole(small) - small
         expected = blurry + F.interpolate(change, size=(256, 384), mode="bicubic")
-        torch.testing.assert_close(reduced(blurry), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(network(blurry), expected, rtol=0, atol=1e-5)
         # A size that the network extends on all sides: the same place of the image extended by hand.
         odd = torch.rand(1, 3, 260, 370) * 2 - 1
         extended = padded(odd, 128)
         assert extended.shape == (1, 3, 384, 384)
-        torch.testing.assert_close(reduced(odd), reduced(extended)[..., 62:322, 7:377], rtol=0, atol=1e-5)
+        torch.testing.assert_close(network(odd), network(extended)[..., 62:322, 7:377], rtol=0, atol=1e-5)
         # A small image is seen at its own size, also a strip.
         for small in (odd[..., :100, :255], odd[..., :40, :300]):
-            torch.testing.assert_close(reduced(small), whole(small), rtol=0, atol=1e-5)
+            torch.testing.assert_close(network(small), whole(small), rtol=0, atol=1e-5)
     assert change.abs().max() > 0.01
-    assert reduced.own_tile == (768, 48)
+    assert network.own_tile == (768, 48)
+
+
+def test_the_smaller_image_is_bicubic_without_aliasing_in_float32():
+    image = torch.rand(2, 3, 36, 60) * 2 - 1
+    for factor in (2, 3):
+        expected = F.interpolate(image, scale_factor=1 / factor, mode="bicubic", antialias=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            small = reduced(image, factor)
+        torch.testing.assert_close(small, expected, rtol=0, atol=1e-6)
 
 
 def test_a_reduced_network_has_no_size_head():
