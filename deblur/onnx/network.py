@@ -74,12 +74,8 @@ class OnnxNetwork(nn.Module):
 
         A predictor's graph has what a size head says as its fourth channel.
         """
-        output = self.output(*inputs)
+        output = self.around(lambda *padded: torch.from_numpy(self.engine.run(self.arrays(*padded))), *inputs)
         return output if output.shape[1] == 3 else (output[:, :3], output[:, 3:])
-
-    def output(self, *inputs: Tensor) -> Tensor:
-        """The graph's output for inputs as in `forward`, what a size head says with it."""
-        return self.around(lambda *padded: torch.from_numpy(self.engine.run(self.arrays(*padded))), *inputs)
 
     def around(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Call function(*inputs) with one image at a time, padded to the graph's size; the results are cropped."""

@@ -119,7 +119,7 @@ def outputs(folder, name, pipeline):
     written = OnnxNetwork(folder, name, "cpu")
     inputs = examples(written.inputs, written.side)
     with torch.no_grad():
-        return written.output(*inputs), OneOutput(getattr(pipeline, name))(*inputs)
+        return OneOutput(written)(*inputs), OneOutput(getattr(pipeline, name))(*inputs)
 
 
 def test_an_activation_made_signed_has_half_the_levels():
