@@ -12,7 +12,8 @@ from deblur.draft import Blurry
 from deblur.progress import ProgressBar
 from deblur.restoration.options import largest_scale
 from deblur.restoration.outputs import Names
-from deblur.restoration.restorer import Photograph, Restorer, network_pixels
+from deblur.restoration.photograph import Photograph
+from deblur.restoration.restorer import Restorer, network_pixels
 
 Sized = tuple[Path, Names, int, int]  # an image, its files, its height and width
 

@@ -15,7 +15,8 @@ from deblur.restoration.duration import TooSlow, WatchedBar, expected, sizes, ti
 from deblur.restoration.manifest import Manifest
 from deblur.restoration.options import Options, largest_scale, ways
 from deblur.restoration.outputs import Names, Outputs
-from deblur.restoration.restorer import Restoration, Restorer, checkpoint_facts
+from deblur.restoration.photograph import Restoration
+from deblur.restoration.restorer import Restorer, checkpoint_facts
 from deblur.tiling import sides_in_words
 
 LONG_JOB = 20.0  # seconds: a job that takes longer says so before it begins

@@ -4,42 +4,32 @@ import torch
 from torch import Tensor
 
 from deblur.data.files import images
-from deblur.data.files.images import ImageFile
 from deblur.draft import DeblurOutput
 from deblur.image_processor import with_hidden_filled
 from deblur.keep_sharp import has_streaks, is_shaken, lacks_detail, stays_blurred
+from deblur.restoration.photograph import Restoration
 
 COLOUR_DRIFT = 2 / 255  # largest accepted difference between a channel's mean in the sample and in the prediction
 RESTORED_WHOLLY = 0.95  # share of an image from which on nothing is said of the rest
 
 
-def notes(
-    image: ImageFile,
-    visible: Tensor | None,
-    amount: float,
-    out: DeblurOutput,
-    restored: Tensor,
-    suffix: str,
-    is_masked: bool,
-) -> list[str]:
+def notes(made: Restoration, is_masked: bool) -> list[str]:
     """What is notable in one restored image, apart from what is wrong with it.
 
     Args:
-        image, visible: as it was read, and what of it is not transparent, (1, 1, H, W) of bool; None: all.
-        amount: how much of it is restored, by `restored_amount`.
-        out, restored: of that image alone, and what of it is written, (3, H, W) in [0, 1].
-        suffix: of the file that it is written to.
+        made: the restoration, as yet without notes.
         is_masked: whether a mask says what is restored.
     """
+    image, out = made.photograph.image, made.out
     height, width = image.pixels.shape[-2:]
-    filled = with_hidden_filled(image.values[None], visible)[0]
-    found = [*image.remarks, *images.remarks_on(image, suffix)]
-    if out.scale < 1 and amount > 0:
+    filled = with_hidden_filled(image.values[None], made.photograph.visible)[0]
+    found = [*image.remarks, *images.remarks_on(image, made.photograph.names.target.suffix)]
+    if out.scale < 1 and made.amount > 0:
         found.append(
             f"restored at scale {out.scale:g}, {round(width * out.scale)} x {round(height * out.scale)} pixels"
         )
-    found += kept_remarks(amount, filled, out.discarded, is_masked)
-    return found + still_blurred_remarks(out, restored, filled)
+    found += kept_remarks(made.amount, filled, out.discarded, is_masked)
+    return found + still_blurred_remarks(out, made.restored[0], filled)
 
 
 def kept_remarks(amount: float, blurry: Tensor, discarded: Tensor | None = None, is_masked: bool = False) -> list[str]:

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from deblur.checkpoints import checkpoint_hash
 from deblur.data.files import images, metadata
-from deblur.data.files.images import ImageError, ImageFile, header_size
+from deblur.data.files.images import ImageError, header_size
 from deblur.data.files.kinds import usual_suffix
 from deblur.draft import DeblurOutput, Draft
 from deblur.hub import PRETRAINED, PURPOSES, TEXT, name_of
@@ -31,6 +31,7 @@ from deblur.progress import ProgressBar
 from deblur.restoration.maps import write_before_and_after, write_map
 from deblur.restoration.options import Options, largest_scale
 from deblur.restoration.outputs import Extras, Names
+from deblur.restoration.photograph import Photograph, Restoration
 from deblur.restoration.remarks import faults, notes
 from deblur.restoration.text import looks_like_text
 from deblur.settings import SamplingSettings, preset_settings
@@ -41,38 +42,6 @@ IMAGES_AT_ONCE = 16  # images
 # Options that a restoration depends on, beside those that its facts have in another form.
 OPTIONS_IN_FACTS = ["seed", "metadata", "on_fault", "uncertainty", "error_bound", "compare", "depth", "quality", "tile"]
 OPTIONS_IN_FACTS += ["predictor_tile", "max_side", "restore"]
-
-
-@dataclass(frozen=True)
-class Photograph:
-    """An image that was read, and the names of its files."""
-
-    path: Path
-    names: Names
-    image: ImageFile  # with the metadata of its restoration
-
-    @property
-    def visible(self) -> Tensor | None:
-        """(1, 1, H, W) of bool, where alpha is not 0; None: everywhere."""
-        return visible_pixels([self.image.alpha])
-
-
-@dataclass(frozen=True)
-class Restoration:
-    """The result for one image, before anything is written."""
-
-    photograph: Photograph
-    out: DeblurOutput
-    restored: Sequence[Tensor]  # each sample (3, H, W) in [0, 1], or what is written in its place
-    amount: float  # how much is restored, by `restored_amount`
-    faults: Sequence[str]  # of the samples, in words
-    notes: Sequence[str]  # what is notable in the image, in words
-    seconds: float  # its share of the batch's time
-
-    @property
-    def files(self) -> dict[Path, Tensor]:
-        """The files of the restoration, each with its image (3, H, W) in [0, 1]."""
-        return dict(zip(self.photograph.names.restored(len(self.restored)), self.restored, strict=True))
 
 
 class Restorer:
@@ -301,11 +270,11 @@ class Restorer:
                 " be damaged; --on_fault fallback writes the prediction"
             )
         amount = restored_amount(out.share.cpu(), visible)
-        suffix = photograph.names.target.suffix
-        noted = notes(image, visible, amount, out, restored[0], suffix, self.mask is not None)
+        made = Restoration(photograph, out, restored, amount, found, seconds)
+        noted = notes(made, self.mask is not None)
         if self.is_for_photographs and looks_like_text(image.values):
             noted.append("looks like a page of text, for which --checkpoint text is made")
-        return Restoration(photograph, out, restored, amount, found, noted, seconds + time.perf_counter() - start)
+        return replace(made, notes=noted, seconds=seconds + time.perf_counter() - start)
 
     def write(self, restoration: Restoration) -> tuple[list[Path], dict[str, Any]]:
         """Write one restoration. Returns its files, and the other fields of the manifest's entry."""
