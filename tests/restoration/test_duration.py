@@ -78,31 +78,27 @@ def test_no_scale_is_looked_for_where_that_and_the_smallest_take_too_long(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("seconds", "pixels", "may_take", "side"),
-    [(0.1, 10**9, 1e9, 384), (2.0, 10**9, 1e9, 192), (0.1, 10**5, 1e9, 192), (0.1, 10**9, 60, 64)],
-    ids=["quick", "slow", "a short job", "far too long"],
+    ("first", "seconds", "pixels", "may_take", "side"),
+    [
+        (0.1, 0.1, 10**9, 1e9, 384),
+        (2.0, 2.0, 10**9, 1e9, 192),
+        (0.1, 0.1, 10**5, 1e9, 192),
+        (0.1, 0.1, 10**9, 60, 64),
+        (15.0, 0.1, 10**6, 60, 384),
+    ],
+    ids=["quick", "slow", "a short job", "far too long", "only the first call takes long"],
 )
 def test_a_larger_piece_is_measured_where_that_is_quick_and_worth_it(
-    tmp_path, monkeypatch, seconds, pixels, may_take, side
+    tmp_path, monkeypatch, first, seconds, pixels, may_take, side
 ):
     images.write(tmp_path / "a.png", torch.rand(3, 400, 500))
     checkpoint = with_presets(tmp_path, balanced=vars(SamplingSettings(blend=0.0)))
     restorer = Restorer(Options("", checkpoint, device="cpu"), {})
     photograph = restorer.read(tmp_path / "a.png", Names.of(tmp_path / "out.png"))
-    tick(monkeypatch, seconds)
     looks = 2  # at the clock, for each piece: after the prediction, and after a sample
+    clock = chain([0.0, first, looks * first], count(looks * first, seconds))
+    monkeypatch.setattr(duration, "time", SimpleNamespace(perf_counter=clock.__next__))
     assert duration._seconds_a_pixel(restorer, photograph, pixels, may_take) == pytest.approx(looks * seconds / side**2)
-
-
-def test_a_first_call_that_takes_long_decides_nothing(tmp_path, monkeypatch):
-    images.write(tmp_path / "a.png", torch.rand(3, 400, 500))
-    restorer = Restorer(
-        Options("", with_presets(tmp_path, balanced=vars(SamplingSettings(blend=0.0))), device="cpu"), {}
-    )
-    photograph = restorer.read(tmp_path / "a.png", Names.of(tmp_path / "out.png"))
-    looks = chain([0.0, 15.0, 30.0], count(30.0, 0.1))
-    monkeypatch.setattr(duration, "time", SimpleNamespace(perf_counter=looks.__next__))
-    assert duration._seconds_a_pixel(restorer, photograph, 10**6, 60) == pytest.approx(2 * 0.1 / 384**2)
 
 
 @pytest.mark.parametrize("size", [(100, 100), (384, 385), (1000, 700)])
