@@ -207,6 +207,8 @@ def publish(flags: Evaluation, plan: Plan, first: Summary | None = None) -> Summ
     keep_examples(plan, summary, sorted(typical - {None}))
     write_document(plan.folder, summary)
     write_report(plan.folder, {"": summary})
+    if (flags.panel or flags.save_presets) and not summary.presets:
+        print("no setting has a score on both axes of the curve, so there is no panel, and no preset to save")
     if flags.panel is not None:
         write_panel(plan, summary, Path(flags.panel))
     if flags.save_presets:

@@ -216,6 +216,16 @@ def test_some_pairs_of_a_split_with_blurry_images_of_one_kind_are_scored_and_sho
     assert images.header_size(tmp_path / "panel.png")[0] > 6 * 480, "six images side by side"
 
 
+def test_where_no_setting_has_both_scores_it_is_said_that_there_is_no_panel_and_no_preset(place, tmp_path, capsys):
+    for side in ("blur", "sharp"):
+        images.write(tmp_path / "data" / side / "a.png", torch.rand(3, 8, 8))  # too small for SSIM
+    shutil.copytree(place / "checkpoint", tmp_path / "checkpoint")
+    given = {"checkpoint": tmp_path / "checkpoint", "data": tmp_path / "data", "metrics": "psnr", "controls": False}
+    score(arguments(place, tmp_path / "out", save_presets=True, panel=tmp_path / "a.png", **given))
+    assert "so there is no panel, and no preset to save\n" in capsys.readouterr().out
+    assert not (tmp_path / "a.png").exists()
+
+
 def test_images_of_another_program_are_scored_by_the_same_recipe(place, tmp_path):
     other, missing = tmp_path / "other", tmp_path / "missing"
     for name, suffix in {"a": "tif", "b": "png", "tiny": "bmp"}.items():
