@@ -45,7 +45,7 @@ from deblur.models.schedules import betas_of, levels_of
 from deblur.onnx.network import OnnxNetwork, Precision, Provider
 from deblur.seeds import noise_seed
 from deblur.settings import Sampler, SamplingSettings, preset_settings
-from deblur.tiling import Limits, Tiled, TooLittleMemory, banded, tiled
+from deblur.tiling import Limits, Tiled, TooLittleMemory, banded
 from deblur.working_size import WorkingSize, chosen_scale
 
 LARGEST_PREDICTION = 3.0  # in [-1, 1]; the published networks stay below 1.7, also on noise, stripes and flat colours
@@ -374,12 +374,12 @@ class DeblurPipeline(ConfigMixin):
     def _tiled_predictor(self, limits: Limits, stages: int | None = None) -> Tiled:
         self.require_stages(stages)
         g = self.predictor if stages is None else partial(self.predictor, stages=stages)
-        return tiled(g, self.predictor, limits.predictor_tile, limits.memory)
+        return Tiled(g, self.predictor, limits.predictor_tile, limits.memory)
 
     def _tiled_denoiser(self, limits: Limits, settings: SamplingSettings, fields: int = 0) -> Tiled:
         """The estimator of r_0; `fields` are tensors of the image's size beside those of sampling."""
         fields += FIELDS[settings.sampler] + 2 * (settings.num_samples > 1)  # mean and deviation of several
-        return tiled(Estimator(self.denoiser), self.denoiser, limits.tile, limits.memory, fields)
+        return Tiled(Estimator(self.denoiser), self.denoiser, limits.tile, limits.memory, fields)
 
     def _require_memory(self, images: Tensor, settings: SamplingSettings, limits: Limits) -> None:
         """Raise TooLittleMemory, with what suffices for both networks, before the first of them runs."""

@@ -83,35 +83,35 @@ class Tiled:
     smaller: exact tiles give the same image then, blended ones nearly.
 
     Args:
-        function: of images (N, C, H, W) of one size and of numbers (N,), to an image or several of that size; exact
-            tiles need one whose receptive field is known.
-        receptive_field: pixels that the function sees in each direction, and so the width of the halo. None if it sees
-            most of the image: then the halo is a quarter of a core, and its inner half is blended with the neighbours.
-        stride: cores start at multiples of it.
+        function: of images (N, C, H, W) of one size and of numbers (N,), to an image or several of that size; it calls
+            the network.
+        network: its `receptive_field` is the halo's width, in pixels; where it is None, the halo is a quarter of a
+            core, and its inner half is blended with the neighbours. Cores start at multiples of its `stride`. A
+            `fixed_tile`, of a network that takes tiles of one size only, or an `own_tile`, in which it does best, is a
+            side, halo included, and a halo; it pads smaller ones itself, and `memory` then has no effect.
         tile: side of the cores. None: the whole image if its activations fit into memory, otherwise the largest of
             CORE_SIDES that does. If memory still runs out, fewer images at a time are tried, then half the side.
         memory: bytes that the process (on a GPU: its tensors there) may hold; half of the free memory is always a
             limit.
         fields: tensors of the image's size that are allocated later, including the result.
-        bytes_per_pixel: memory that the function needs for each pixel of a tile.
-        fixed: side (halo included) and halo, for a function that takes tiles of one size only, or does best in them,
-            and pads smaller ones itself; `memory` then has no effect.
 
     Raises:
-        ValueError: `tile` is less than SMALLEST, or is given beside `fixed`.
+        ValueError: `tile` is less than SMALLEST, or is given beside a `fixed_tile`.
         TooLittleMemory: raised by a call if the smallest tiles need more than `memory`.
     """
 
     function: Callable[..., Tensor | tuple[Tensor, ...]]
-    receptive_field: int | None
-    stride: int
+    network: nn.Module
     tile: int | None = None
     memory: int | None = None
     fields: int = 1
-    bytes_per_pixel: float = UNKNOWN_FOOTPRINT
-    fixed: tuple[int, int] | None = None
 
     def __post_init__(self):
+        self.receptive_field, self.stride = self.network.receptive_field, self.network.stride
+        self.bytes_per_pixel = bytes_per_pixel(self.network)
+        self.fixed = getattr(self.network, "fixed_tile", None)
+        if self.fixed is None and self.tile is None:
+            self.fixed = getattr(self.network, "own_tile", None)
         if self.fixed is not None and self.tile is not None:
             side = self.fixed[0]
             raise ValueError(f"this network takes tiles of {side} pixels and no others: omit the tile of {self.tile}")
@@ -228,15 +228,6 @@ class Tiled:
     def _held(self, image: Tensor) -> int:
         """Bytes that the process holds besides the tiles."""
         return used_memory(image.device) + self.fields * image.nbytes
-
-
-def tiled(function: Callable, network: nn.Module, tile: int | None, memory: int | None, fields: int = 1) -> Tiled:
-    """A function that calls a network, for images of any size; the other arguments are those of `Tiled`."""
-    fixed = getattr(network, "fixed_tile", None)
-    if tile is None and fixed is None:
-        fixed = getattr(network, "own_tile", None)
-    takes = bytes_per_pixel(network)
-    return Tiled(function, network.receptive_field, network.stride, tile, memory, fields, takes, fixed)
 
 
 def spans(length: int, core: int, halo: int) -> Iterator[tuple[int, int, int, int]]:

@@ -1,5 +1,7 @@
 """Tiles against the whole image: the receptive field of a network, exactness, memory."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import psutil
 import pytest
@@ -26,6 +28,11 @@ from tests.tiny import stir, tiny_pipeline
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+def seeing(receptive_field, stride=1, takes=10_000):
+    """What `Tiled` asks of a network, for a function that is none."""
+    return SimpleNamespace(receptive_field=receptive_field, stride=stride, bytes_per_pixel=takes)
 
 
 def seen(network, make):
@@ -79,8 +86,8 @@ def test_a_smaller_halo_would_show():
         return denoiser(r, b, level, b)
 
     with torch.no_grad():
-        whole, exact = f(r_t, y, level), Tiled(f, denoiser.receptive_field, denoiser.stride, 64)(r_t, y, level)
-        cut = Tiled(f, 4, denoiser.stride, 64)(r_t, y, level)
+        whole, exact = f(r_t, y, level), Tiled(f, denoiser, 64)(r_t, y, level)
+        cut = Tiled(f, seeing(4, denoiser.stride), 64)(r_t, y, level)
     assert (exact - whole).abs().max() < 1e-5 < 1e-3 < (cut - whole).abs().max()
 
 
@@ -132,7 +139,7 @@ def test_running_out_of_memory_halves_the_batch_and_then_the_tiles(size, most, t
         return 2 * x
 
     x = torch.rand(size)[:, None].expand(-1, 3, -1, -1)
-    assert torch.equal(Tiled(hungry, 0, 1, 512)(x), 2 * x)
+    assert torch.equal(Tiled(hungry, seeing(0), 512)(x), 2 * x)
     assert seen[:3] == tried
     assert all(images == 1 and side <= tried[2][1] for images, side in seen[2:])
 
@@ -143,7 +150,7 @@ def test_a_real_allocation_that_fails_is_out_of_memory(width):
         return x + (torch.empty(1 << 60)[:1] if x.shape[-1] == width else 0)
 
     x = torch.rand(1, 3, 64, 200)
-    assert torch.equal(Tiled(huge, 0, 1, 128)(x), x)
+    assert torch.equal(Tiled(huge, seeing(0), 128)(x), x)
 
 
 def test_other_errors_are_not_taken_for_it():
@@ -151,7 +158,7 @@ def test_other_errors_are_not_taken_for_it():
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        Tiled(broken, 0, 1, 128)(torch.rand(1, 3, 8, 8))
+        Tiled(broken, seeing(0), 128)(torch.rand(1, 3, 8, 8))
 
 
 def test_tiles_that_are_too_small_are_refused():
@@ -166,7 +173,7 @@ def test_tiles_come_from_what_a_pixel_takes(monkeypatch):
     image = torch.empty(1, 1).expand(1, 3, 4000, 6000)  # no memory of its own
 
     def chosen(memory, count=1, fields=1, receptive_field=352):
-        tiled = Tiled(torch.abs, receptive_field, 16, memory=memory, fields=fields, bytes_per_pixel=1000.0)
+        tiled = Tiled(torch.abs, seeing(receptive_field, 16, 1000.0), memory=memory, fields=fields)
         tiled._fit(image.expand(count, -1, -1, -1))
         return tiled.tile, tiled.together
 
@@ -203,12 +210,12 @@ def test_tiles_do_not_depend_on_the_batch(monkeypatch):
         whole = network(x)
         for count in (1, 3):
             monkeypatch.setattr("deblur.tiling.free_memory", lambda device: 0)  # nothing fits
-            tiled = Tiled(seen, network.receptive_field, 2)
+            tiled = Tiled(seen, network)
             assert torch.allclose(tiled(x[:count]), whole[:count], atol=1e-5)
             assert tiled.tile == 64
             assert {n for _, _, n in sizes[1:]} == {1}
         monkeypatch.undo()
-        generous = Tiled(seen, network.receptive_field, 2)
+        generous = Tiled(seen, network)
         assert torch.allclose(generous(x), whole, atol=1e-5)
         assert sizes[-1] == (80, 140, 3)
 
@@ -224,7 +231,7 @@ def test_two_outputs_and_numbers_of_images_are_tiled_too(monkeypatch):
     with torch.no_grad():
         whole = times(x, numbers)
         monkeypatch.setattr("deblur.tiling.free_memory", lambda device: 0)  # nothing fits: one image at a time
-        for one, other in zip(Tiled(times, network.receptive_field, network.stride)(x, numbers), whole, strict=True):
+        for one, other in zip(Tiled(times, network)(x, numbers), whole, strict=True):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
@@ -241,7 +248,7 @@ def test_tiles_that_blend_start_and_end_at_multiples_of_the_stride():
         sides.update(part.shape[-2:])
         return part
 
-    assert torch.allclose(Tiled(look, None, 32, tile=100)(image), image, atol=1e-6)
+    assert torch.allclose(Tiled(look, seeing(None, 32), tile=100)(image), image, atol=1e-6)
     assert max(sides) == 96 + 2 * 32
     assert all(side % 32 == 0 for side in sides)
 

@@ -111,7 +111,7 @@ def test_the_pixels_of_overlapping_tiles_are_counted(size):
         given.append(tile[0, 0].numel())
         return tile
 
-    Tiled(network, None, 1, fixed=predictor.own_tile)(torch.zeros(1, 3, *size))
+    Tiled(network, predictor)(torch.zeros(1, 3, *size))
     assert network_pixels(predictor, *size) == sum(given)
     assert network_pixels(IdentityPredictor(), *size) == size[0] * size[1]
 
