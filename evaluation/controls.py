@@ -37,41 +37,43 @@ VERDICT_RECIPE = (
 )
 
 
-def control_images(prediction: Tensor, blurry: Tensor, seed: int, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield every control of one image as (label, image (3, H, W), not clipped).
+def control_images(
+    predictions: Tensor, blurry: Tensor, seed: int, names: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield every control of some images of one size as (label, images (N, 3, H, W), not clipped).
 
     Args:
-        prediction: (3, H, W) in [0, 1].
-        blurry: (3, H, W) in [0, 1].
-        seed, name: determine the noise, which is the same field at every strength.
+        predictions: (N, 3, H, W) in [0, 1].
+        blurry: (N, 3, H, W) in [0, 1].
+        seed, names: determine the noise, which is the same field at every strength.
     """
-    shape = noise_shape(prediction, blurry)
-    drawn = np.random.default_rng([seed, *name.encode("utf-8", "surrogateescape")])
-    field = drawn.standard_normal(prediction.shape, dtype=np.float32)
-    noise = torch.from_numpy(field).to(prediction)
+    shape = noise_shape(predictions, blurry)
+    drawn = [np.random.default_rng([seed, *name.encode("utf-8", "surrogateescape")]) for name in names]
+    fields = [numbers.standard_normal(predictions.shape[1:], dtype=np.float32) for numbers in drawn]
+    noise = torch.from_numpy(np.stack(fields)).to(predictions)
     for label, amount in zip(LABELS[SHARPENED], STRENGTHS[SHARPENED], strict=True):
-        yield label, sharpen(prediction, amount)
+        yield label, sharpen(predictions, amount)
     for label, level in zip(LABELS[NOISED], STRENGTHS[NOISED], strict=True):
-        yield label, prediction + level / 255 * shape * noise
+        yield label, predictions + level / 255 * shape * noise
 
 
-def sharpen(image: Tensor, amount: float) -> Tensor:
-    """Unsharp mask: x + amount (x - G x), with G a Gaussian of 1.5 px and a repeated edge. (3, H, W) -> the same."""
+def sharpen(images: Tensor, amount: float) -> Tensor:
+    """Unsharp mask: x + amount (x - G x), with G a Gaussian of 1.5 px and a repeated edge. (N, 3, H, W) -> the same."""
     with full_precision():
-        blurred = kornia.filters.gaussian_blur2d(image[None], (_KERNEL,) * 2, (_SIGMA,) * 2, "replicate")[0]
-    return image + amount * (image - blurred)
+        blurred = kornia.filters.gaussian_blur2d(images, (_KERNEL,) * 2, (_SIGMA,) * 2, "replicate")
+    return images + amount * (images - blurred)
 
 
-def noise_shape(prediction: Tensor, blurry: Tensor) -> Tensor:
-    """Local standard deviation of the noise, scaled to mean square 1: (1, H, W), from two images (3, H, W).
+def noise_shape(predictions: Tensor, blurry: Tensor) -> Tensor:
+    """Local standard deviation of the noise, scaled to mean square 1: (N, 1, H, W), from images (N, 3, H, W).
 
     Proportional to the mean of |prediction - blurry| over 9 x 9 pixels and the channels, with a repeated edge; 1
     everywhere if the two are equal.
     """
-    change = (prediction - blurry).abs().mean(0, keepdim=True)
+    change = (predictions - blurry).abs().mean(1, keepdim=True)
     with full_precision():
-        local = kornia.filters.box_blur(change[None], _WINDOW, "replicate")[0] + _FLOOR
-    return local / local.square().mean().sqrt()
+        local = kornia.filters.box_blur(change, _WINDOW, "replicate") + _FLOOR
+    return local / local.square().mean((1, 2, 3), keepdim=True).sqrt()
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,9 @@ BRIGHTEST_PERCENTILE = 99.5  # percentile shown in the brightest colour; the max
 
 @dataclass(frozen=True)
 class _Point:
-    """A row where it is drawn.
+    """A row at its PSNR and its perception metric, with the presets that it becomes.
 
-    Args:
-        place: its PSNR and its perception metric.
-        row: what is drawn.
-        letter: of its evaluation; empty if there is one alone, and for the blurry images, which are the same in all.
-        preset: the presets that it becomes, or None.
-        is_on_front: whether no other row of its evaluation is better on both axes.
+    The `letter` of its evaluation is empty if there is one alone, and for the blurry images, which are the same in all.
     """
 
     place: tuple[float, float]

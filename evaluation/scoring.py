@@ -1,7 +1,7 @@
 """Restore and score images with every setting of a grid; existing scores are not computed again."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -230,7 +230,7 @@ def _score_fixed_rows(batch: _Batch) -> None:
     prediction = draft.predictions
     batch.score(prediction, rows[PREDICTOR], seconds)
     if plan.with_controls:
-        for label, controlled in _controls(batch, blurry, prediction):
+        for label, controlled in control_images(prediction.clamp(0, 1), blurry, plan.seed, batch.names):
             batch.score(controlled, rows[label], seconds)
 
 
@@ -257,15 +257,6 @@ def _batches(plan: Plan) -> list[_Batch]:
         if places - done:
             batches.append(_Batch(plan, together, places - done))
     return batches
-
-
-def _controls(batch: _Batch, blurry: Tensor, x_init: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield (label, images (N, 3, H, W)) for each control."""
-    images = zip(x_init.clamp(0, 1), blurry, batch.names, strict=True)
-    controls = [control_images(image, of_image, batch.plan.seed, name) for image, of_image, name in images]
-    for of_images in zip(*controls, strict=True):
-        labels, images = zip(*of_images, strict=True)
-        yield labels[0], torch.stack(images)
 
 
 def _now(device: torch.device) -> float:

@@ -180,8 +180,8 @@ def test_the_scores_are_those_of_the_pipeline_itself(place, tmp_path):
         if line["setting"] == "blurry":
             restored = blurry[None]
         elif line["setting"] in CONTROLS:
-            prediction = pipeline(blurry, SamplingSettings(blend=0.0), output_type="pt").predictions[0]
-            restored = dict(control_images(prediction, blurry, 7, line["image"]))[line["setting"]][None]
+            prediction = pipeline(blurry, SamplingSettings(blend=0.0), output_type="pt").predictions
+            restored = dict(control_images(prediction, blurry[None], 7, [line["image"]]))[line["setting"]]
         else:
             sampler, _, steps = line["setting"].partition(" ")
             settings = SamplingSettings(sampler, steps=int(steps)) if steps else SamplingSettings(blend=0.0)

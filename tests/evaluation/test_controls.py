@@ -13,28 +13,29 @@ from deblur.evaluation.grid import LABELS, NOISED, SHARPENED, STRENGTHS
 def test_sharpening_amplifies_a_wave_by_what_the_gaussian_takes():
     """G keeps exp(-(2 pi f sigma)^2 / 2) of a wave of frequency f, so the mask gives back 1 + a (1 - that)."""
     period = 8
-    wave = 0.5 + 0.1 * torch.sin(2 * math.pi * torch.arange(64) / period).expand(3, 64, 64)
+    wave = 0.5 + 0.1 * torch.sin(2 * math.pi * torch.arange(64) / period).expand(1, 3, 64, 64)
     kept = math.exp(-((2 * math.pi / period * 1.5) ** 2) / 2)
     expected = 0.5 + (wave - 0.5) * (1 + 0.6 * (1 - kept))
     inside = (..., slice(12, -12), slice(12, -12))
     assert torch.allclose(sharpen(wave, 0.6)[inside], expected[inside], atol=2e-4)
-    flat = torch.full((3, 9, 9), 0.3)
+    flat = torch.full((1, 3, 9, 9), 0.3)
     assert torch.allclose(sharpen(flat, 4.0), flat, atol=1e-6), "images smaller than the kernel, and their edges"
 
 
 def test_the_noise_is_as_large_as_the_prediction_s_change_nearby():
     """The change is 3 levels on the left and 12 on the right: so is the ratio of the noise's standard deviations."""
-    blurry = torch.full((3, 128, 256), 0.5)
+    blurry = torch.full((2, 3, 128, 256), 0.5)
     prediction = blurry.clone()
-    prediction[..., :128] += 3 / 255
-    prediction[..., 128:] -= 12 / 255
+    prediction[0, ..., :128] += 3 / 255
+    prediction[0, ..., 128:] -= 12 / 255
+    prediction[1] += 1 / 255  # of another image, which changes nothing here
     shape = noise_shape(prediction, blurry)
-    assert shape.shape == (1, 128, 256)
-    assert shape.square().mean().item() == pytest.approx(1)
-    assert (shape[0, 64, 200] / shape[0, 64, 50]).item() == pytest.approx(4, rel=1e-3)
-    images = dict(control_images(prediction, blurry, 0, "a"))
+    assert shape.shape == (2, 1, 128, 256)
+    assert shape[0].square().mean().item() == pytest.approx(1)
+    assert (shape[0, 0, 64, 200] / shape[0, 0, 64, 50]).item() == pytest.approx(4, rel=1e-3)
+    images = dict(control_images(prediction, blurry, 0, ["a", "b"]))
     for label, level in zip(LABELS[NOISED], STRENGTHS[NOISED], strict=True):
-        noise = (images[label] - prediction) * 255
+        noise = (images[label] - prediction)[0] * 255
         assert noise.square().mean().sqrt().item() == pytest.approx(level, rel=0.02)
         small, large = noise[..., :120].std().item(), noise[..., 136:].std().item()
         rms = math.sqrt((3**2 + 12**2) / 2)
@@ -43,26 +44,26 @@ def test_the_noise_is_as_large_as_the_prediction_s_change_nearby():
 
 
 def test_the_mean_is_over_nine_pixels():
-    blurry = torch.zeros(3, 31, 31)
+    blurry = torch.zeros(1, 3, 31, 31)
     prediction = blurry.clone()
-    prediction[:, 15, 15] = 1.0
-    reached = noise_shape(prediction, blurry)[0] > 1e-3
+    prediction[..., 15, 15] = 1.0
+    reached = noise_shape(prediction, blurry)[0, 0] > 1e-3
     assert reached.sum() == 81
     assert reached[11:20, 11:20].all()
 
 
 def test_noise_is_even_where_nothing_was_changed():
-    image = torch.rand(3, 16, 16)
-    assert torch.allclose(noise_shape(image, image), torch.ones(1, 16, 16))
+    image = torch.rand(1, 3, 16, 16)
+    assert torch.allclose(noise_shape(image, image), torch.ones(1, 1, 16, 16))
 
 
 def test_controls_come_from_seed_and_name_alone():
-    prediction, blurry = torch.rand(2, 3, 16, 12)
-    first, again = (dict(control_images(prediction, blurry, 3, "street/7")) for _ in range(2))
+    prediction, blurry = torch.rand(2, 1, 3, 16, 12)
+    first, again = (dict(control_images(prediction, blurry, 3, ["street/7"])) for _ in range(2))
     assert list(first) == [*LABELS[SHARPENED], *LABELS[NOISED]] == list(again)
     assert all(torch.equal(first[label], again[label]) for label in first)
     for seed, name in ((4, "street/7"), (3, "street/8")):
-        other = dict(control_images(prediction, blurry, seed, name))
+        other = dict(control_images(prediction, blurry, seed, [name]))
         assert torch.equal(first["sharpened 1"], other["sharpened 1"])
         assert not torch.equal(first["noised 5"], other["noised 5"])
 

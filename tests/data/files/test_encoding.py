@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from deblur.data.files import encoding, images, metadata
+from deblur.data.files import encoding, images
 from deblur.data.files.kinds import KINDS, NAME_OF, SUFFIXES_OF_16_BITS, WRITTEN_SUFFIXES, usual_suffix
-from tests.data.files.made import PROFILE, again, pil, remarks, upright
+from tests.data.files.made import again, pil, remarks, upright
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -45,7 +45,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("suffix", "dtype", "channels"), FORMS)
 def test_every_form_of_every_format_comes_back(tmp_path, suffix, dtype, channels):
-    """In eight orientations: the pixels are upright, and they and the tags are equal when written again."""
+    """In eight orientations: the pixels are upright, and equal when written again."""
     most = {".jpg": 10, ".avif": 10, ".heic": 14}.get(suffix, 0)
     cases = [((9, 14), orientation) for orientation in (range(1, 9) if suffix != ".heic" else (1, 6))]  # it is slow
     cases += [(shape, 1) for shape in ((1, 1), (300, 1), (1, 300))] if most == 0 else []
@@ -59,9 +59,8 @@ def test_every_form_of_every_format_comes_back(tmp_path, suffix, dtype, channels
         parts = [np.repeat(colours, 3 // colours.shape[-1], axis=-1), alpha]
         pixels, alpha = (None if part is None else torch.from_numpy(np.moveaxis(part, -1, 0).copy()) for part in parts)
         exif = Image.Exif()
-        exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Make] = orientation, "Camera"
-        told = {"icc": None if suffix == ".bmp" else PROFILE, "density": (300.0, 200.0)}
-        image = images.ImageFile(pixels, alpha, colours.shape[-1] == 1, exif.tobytes(), **told)
+        exif[ExifTags.Base.Orientation] = orientation
+        image = images.ImageFile(pixels, alpha, colours.shape[-1] == 1, exif.tobytes())
         images.write(tmp_path / f"a{suffix}", image.values, image)
         first = images.read_file(tmp_path / f"a{suffix}")
         second = images.read_file(again(tmp_path / f"a{suffix}", suffix))
@@ -76,14 +75,6 @@ def test_every_form_of_every_format_comes_back(tmp_path, suffix, dtype, channels
                 assert one.dtype == other.dtype == pixels.dtype
                 wanted = np.moveaxis(np.int64(upright(part, turned)), -1, 0)
                 assert max(np.abs(wanted - np.int64(found)).max() for found in (one, other)) <= most
-        assert first.density == second.density is not None
-        if suffix != ".bmp":
-            assert first.icc == second.icc == PROFILE
-            tags, before = (dict(metadata.exif_of(found)) for found in (second, first))
-            assert tags.pop(ExifTags.Base.Software) == metadata.SOFTWARE
-            assert tags == before
-            assert tags[ExifTags.Base.Make] == "Camera"
-            assert ExifTags.Base.Orientation not in tags
 
 
 @pytest.mark.parametrize("grey", [False, True])
