@@ -106,24 +106,24 @@ def read_pairs(flags: Evaluation, processes: Processes) -> ScoredPairs:
     rows, row_hashes = {}, {}
     if flags.outputs is not None:
         label = f"outputs {Path(flags.outputs).resolve().name}"
-        rows[label], row_hashes[label] = _restored_files(flags.outputs, {pair.name: pair.sharp for pair in pairs})
+        rows[label], row_hashes[label] = _restored_files(flags.outputs, found)
     return processes.broadcast(ScoredPairs(texts, found, hashes, rows, row_hashes, facts))
 
 
-def _restored_files(folder: str, truths: Mapping[str, Path]) -> tuple[dict[str, Path], str]:
+def _restored_files(folder: str, pairs: Sequence[ImagePair]) -> tuple[dict[str, Path], str]:
     """The images of another program by the names of their pairs, and the SHA-256 of all."""
     there = {search.name_below(file, Path(folder)): file for file in search.find(folder)}
     files, digest = {}, hashlib.sha256()
-    for name, truth in truths.items():
-        file = there.get(search.normalised(name))
+    for pair in pairs:
+        file = there.get(search.normalised(pair.name))
         if file is None:
-            raise ValueError(f"--outputs {folder} has no image {name} (of any suffix), which the dataset has")
-        restored, sharp = images.read(file), images.read(truth)
-        if restored.shape != sharp.shape:
-            size, wanted = (f"{x.shape[2]}x{x.shape[1]}" for x in (restored, sharp))
-            raise ValueError(f"{file} has {size} pixels, and {truth}, its ground truth, {wanted}")
+            raise ValueError(f"--outputs {folder} has no image {pair.name} (of any suffix), which the dataset has")
+        size = tuple(images.read(file).shape[1:])
+        if size != pair.size:
+            given, wanted = (f"{width}x{height}" for height, width in (size, pair.size))
+            raise ValueError(f"{file} has {given} pixels, and its ground truth {wanted}")
         digest.update(file.read_bytes())
-        files[name] = file
+        files[pair.name] = file
     return files, digest.hexdigest()
 
 
