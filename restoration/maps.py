@@ -1,4 +1,4 @@
-"""Images to look at: reduced copies, comparisons, and maps of one number per pixel as heat maps and as floats."""
+"""Images to look at: comparisons, and maps of one number per pixel as heat maps and as floats."""
 
 from pathlib import Path
 
@@ -12,15 +12,6 @@ from deblur.storage import replacing
 
 SEARCH_STEP = 16  # pixels, between the places where the part that changed most is looked for
 DETAIL_SIDE = 480  # pixels, of the part that a comparison shows at full size
-
-
-def reduced(image: Tensor, most: int) -> Tensor:
-    """An image (C, H, W), reduced by area averaging if it has more than `most` pixels."""
-    height, width = image.shape[-2:]
-    if height * width <= most:
-        return image
-    scale = (most / (height * width)) ** 0.5
-    return interpolate(image[None], (max(1, int(height * scale)), max(1, int(width * scale))), mode="area")[0]
 
 
 def write_map(path: Path, values: Tensor) -> float:

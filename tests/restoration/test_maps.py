@@ -1,18 +1,10 @@
-"""Reduced copies, and the panel that compares a restoration with its input."""
+"""The panel that compares a restoration with its input."""
 
 import torch
 
 from deblur.data.files import images
 from deblur.evaluation import plots
-from deblur.restoration.maps import DETAIL_SIDE, reduced, write_before_and_after
-
-
-def test_large_images_are_reduced_by_their_mean():
-    image = torch.rand(3, 60, 90)
-    assert reduced(image, 5400) is image
-    small = reduced(image, 600)
-    assert small.shape == (3, 20, 30)
-    assert torch.allclose(small[:, 0, 0], image[:, :3, :3].mean((1, 2)))
+from deblur.restoration.maps import DETAIL_SIDE, write_before_and_after
 
 
 def test_a_comparison_shows_the_whole_reduced_and_what_changed_most_at_full_size(tmp_path):

@@ -120,7 +120,7 @@ def test_what_is_painted_on_a_reduced_copy_is_enlarged_for_the_photograph(page, 
     values = opened(page, tmp_path / "a photo.jpg")
     with Image.open(values[page.ui.mask]["background"]) as shown:
         width, height = shown.size
-    assert (width, height) == (21, 27), "upright, and of less than 600 pixels"
+    assert (width, height) == (21, 28), "upright, and of about 600 pixels"
     brushed(tmp_path / "layer.png", height, width)
     result = run(page, mask=layer(tmp_path / "layer.png"))
     assert result.restorer.mask.shape == (52, 40)

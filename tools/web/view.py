@@ -15,8 +15,8 @@ from deblur.data.files import images
 from deblur.data.files.images import ImageFile
 from deblur.evaluation.plots import heat_map
 from deblur.restoration.duration import time_in_words
-from deblur.restoration.maps import reduced
 from deblur.tools.web.visits import Photo, Result, Visit
+from deblur.working_size import reduced
 
 LARGEST_SHOWN = 12_000_000  # pixels sent to a browser; larger photographs are reduced
 Changes = dict[Component, Any]  # new values of parts of the page
@@ -62,7 +62,7 @@ def heat(visit: Visit, result: Result) -> gr.Image:
     """The standard deviation of several samples as a heat map."""
     if (std := result.std()) is None:
         return gr.Image(visible=False)
-    colours, white = heat_map(reduced(std, LARGEST_SHOWN))
+    colours, white = heat_map(of_size(std, LARGEST_SHOWN))
     key = result, "heat", result.settings.blend
     path = visit.serve(key, "image.png", lambda path: images.write(path, colours, compress_level=1))
     label = f"Standard deviation of the samples; the brightest is {255 * white:.1f} of 255 levels"
@@ -84,7 +84,12 @@ def canvas(photo: Photo) -> dict[str, Any]:
 def write_shown(path: Path, image: Tensor, like: ImageFile, largest: int = LARGEST_SHOWN) -> None:
     """Write an image (3, H, W) in [0, 1] for the browser, with the colours of a file, of at most so many pixels."""
     like = replace(like, exif=None, xmp=None, alpha=None)
-    images.write(path, reduced(image, largest), like, depth=8, compress_level=1)
+    images.write(path, of_size(image, largest), like, depth=8, compress_level=1)
+
+
+def of_size(image: Tensor, largest: int) -> Tensor:
+    """An image (C, H, W) in [0, 1], reduced to about so many pixels if it has more."""
+    return reduced(image[None], min(1.0, (largest / image[0].numel()) ** 0.5))[0]
 
 
 def told(*sentences: str, warnings: Sequence[str] = ()) -> str:
