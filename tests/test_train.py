@@ -44,7 +44,7 @@ def test_a_run_leaves_checkpoints_logs_config_and_the_averaged_pipeline_and_is_s
     assert not torch.equal(exported.denoiser.state_dict()[name], averaged["current_model_state"][f"denoiser.{name}"])
     ckpt = load_pipeline("run/checkpoints/last.ckpt", precision="fp32")
     assert ckpt.config.residual_scale == pytest.approx(exported.config.residual_scale, rel=1e-6)
-    flags = ["--config", "run.yaml", "--trainer.default_root_dir", "run", "--data.test", "photos"]
+    flags = ["--config", "run.yaml", "--trainer.default_root_dir", "run", "--data.test", "photos:val"]
     config = Path("run/config.yaml").read_text()
     for command, split in (("validate", "val"), ("test", "test")):
         train.cli([command, *flags, "--ckpt_path", "run/checkpoints/last.ckpt"])

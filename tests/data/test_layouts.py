@@ -49,6 +49,8 @@ def test_splits_are_folders_of_the_root_or_the_root_itself(tmp_path):
         find_pairs(tmp_path / "flat", "test")
     with pytest.raises(DatasetError, match="missing is not a folder"):
         find_pairs(tmp_path / "missing")
+    (tmp_path / "flat").rename(tmp_path / "flat:test")  # a folder is itself before it is a split of another one
+    assert names(find_pairs(tmp_path / "flat:test", "val")) == ["2"]
     root = published(tmp_path) / "GOPRO_Large"
     wanted = [f"GOPR0384_11_{scene}/000001" for scene in ("00", "05")]
     assert names(find_pairs(root, "test")) == names(find_pairs(root / "test")) == wanted
