@@ -75,8 +75,8 @@ class Job:
         is_loaded = self.restorer is not None and self.restorer.options.checkpoint == options.checkpoint
         self.restorer = Restorer(options, self.numbers, self.restorer.pipeline if is_loaded else None)
         names = self.outputs.plan(self.restorer.extras, self.manifest)
-        self.share = list(names.items())[self.rank :: self.processes]
-        self.work = [(path, names) for path, names in self.share if not self._is_done(path, names)]
+        self.own_images = list(names.items())[self.rank :: self.processes]
+        self.work = [(path, names) for path, names in self.own_images if not self._is_done(path, names)]
 
     def _is_done(self, path: Path, names: Names) -> bool:
         if path in self.written or path in self.refused:
@@ -151,7 +151,7 @@ class Job:
         for line in skipped_in_words(self.outputs.skipped):
             print(f"sample.py: {line}", file=sys.stderr)
         where = self.outputs.work[0][1] if self.outputs.is_file else self.outputs.folder
-        done_before = len(self.share) - self.wanted
+        done_before = len(self.own_images) - self.wanted
         if done_before and not self.wanted:
             print(f"all {done_before} done before, in {where}")
             return len(failures)

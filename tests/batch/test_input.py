@@ -45,7 +45,6 @@ def place(tmp_path_factory):
         (["ftp://photos", "out"], "ftp://photos cannot be opened: "),
         (["photos"], "a source and a target are needed, got photos"),
         (["photos", "out", "--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9 (Connection refused)"),
-        (["photos", "out", "--address", "ray://127.0.0.1:9"], "no Ray cluster answers at ray://127.0.0.1:9"),
         (["photos", "out", "--concurrency", "0"], "--concurrency must be 1 or more"),
         (["photos", "out", "--depth", "12"], "--depth is one of 8, 16"),
         (["photos", "out", "--num_gpu", "1"], "--num_gpu is unknown: did you mean --num_gpus?"),
@@ -125,14 +124,14 @@ def test_what_was_not_uploaded_is_not_listed_as_done(place, tmp_path, k):
     ],
 )
 def test_workers_share_the_gpus_or_the_cores_and_the_memory(total, options, flags, workers, cpus, gpus):
-    found = run.share(total, Options("out", **options), Flags(**flags))
+    found = run.workers_and_resources(total, Options("out", **options), Flags(**flags))
     assert found == (workers, {"num_cpus": cpus, "num_gpus": gpus})
 
 
 def test_more_gpus_than_there_are_belong_to_a_cluster_alone():
     with pytest.raises(ValueError, match="--num_gpus 2, but this machine has 1"):
-        run.share({"CPU": 4.0, "GPU": 1.0}, Options("out"), Flags(num_gpus=2))
-    assert run.share({"CPU": 4.0}, Options("out"), Flags(num_gpus=1, address="HEAD:1"))[0] == 1
+        run.workers_and_resources({"CPU": 4.0, "GPU": 1.0}, Options("out"), Flags(num_gpus=2))
+    assert run.workers_and_resources({"CPU": 4.0}, Options("out"), Flags(num_gpus=1, address="HEAD:1"))[0] == 1
 
 
 def test_a_cluster_that_answers_is_tried_and_one_that_does_not_is_refused():

@@ -204,7 +204,7 @@ class Job:
     def __init__(self, batch: Batch, images: Sequence[dict[str, Any]], manifest: ManifestTable, flags: Flags):
         self.batch, self.manifest = batch, manifest
         self.failures, self.warned = [], 0
-        workers, resources = share(ray.cluster_resources(), batch.options, flags)
+        workers, resources = workers_and_resources(ray.cluster_resources(), batch.options, flags)
         self.start = partial(ray.remote(**resources)(Worker).remote, batch)
         first = self.start()  # it describes the batch: this machine may have another device and precision
         self.facts, title, remarks, extras = answer(first.describe.remote())
@@ -253,7 +253,7 @@ class Job:
         return len(self.failures)
 
 
-def share(total: dict[str, float], options: Options, flags: Flags) -> tuple[int, dict[str, float]]:
+def workers_and_resources(total: dict[str, float], options: Options, flags: Flags) -> tuple[int, dict[str, float]]:
     """The number of workers, and the resources that Ray reserves for each out of the cluster's total."""
     gpus = flags.num_gpus
     if gpus is None:
