@@ -20,7 +20,6 @@ from deblur.data.camera import (
     inner,
     rasterise,
 )
-from deblur.data.files import images
 from deblur.data.pairs import generator_of
 from tests.conftest import ASSETS
 from tests.data.test_blur import generators
@@ -189,20 +188,6 @@ def test_there_are_as_many_views_as_the_way_travelled_has_pixels(length):
         steps = path.diff(dim=0).norm(dim=1)
         assert len(path) <= FINE
         assert steps.mean(0).max() < 1.25 * camera.spacing if len(path) > 2 else length < 1
-
-
-def test_few_views_are_as_good_as_many(monkeypatch):
-    # A photograph blurred through one view a pixel against through all 64: below the rounding to 8 bits.
-    photo = images.read(ASSETS / "pairs" / "sharp" / "gopro_test_01.png")
-    camera, errors = SixDegrees(length=(4, 12), frame=1280), []
-    for seed in range(8):
-        crop = photo[:, 100:254, 100:254].contiguous()
-        few = camera(crop, generator_of(seed))
-        monkeypatch.setattr(SixDegrees, "spacing", 1e-9)
-        many = camera(crop, generator_of(seed))
-        monkeypatch.undo()
-        errors.append(255 * (few - many).pow(2).mean().sqrt())
-    assert 0 < sum(errors) / len(errors) < 0.5
 
 
 def test_a_crop_of_a_photograph_is_blurred_as_at_its_place_there(image):
