@@ -17,6 +17,7 @@ from deblur.evaluation.scoring import Plan
 from deblur.evaluation.statistics import Estimate, estimates
 
 NOTHING = Estimate(None, None, None, 0)
+MOST_DECIBELS = 100.0  # that the PSNR of equal images counts where rows are compared
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class RowSummary(Row):
     """A row with its means over the images.
 
     `estimates` are the means with their intervals, and `differences` the paired differences to the predictor with
-    theirs. A metric without values is in neither, and `missing` says why. `finite` are the means over the images whose
-    value is finite, where some are not. `verdict` compares a setting with the controls.
+    theirs. A metric without values is in neither, and `missing` says why. `verdict` compares a setting with the
+    controls. `levels` are the means that rows are compared by: no score counts more than MOST_DECIBELS.
     """
 
     images: int = 0
@@ -34,16 +35,16 @@ class RowSummary(Row):
     differences: dict[str, Estimate] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     verdict: Verdict | None = None
-    finite: dict[str, float] = field(default_factory=dict)
+    levels: dict[str, float] = field(default_factory=dict)
 
     @cached_property
     def means(self) -> dict[str, float]:
         """The mean of each metric that has one."""
         return {metric: estimate.mean for metric, estimate in self.estimates.items() if estimate.mean is not None}
 
-    def level(self, metric: str) -> tuple[float, float]:
-        """What rows are compared by: the mean, and where images that are equal make it infinite, that of the others."""
-        return self.means.get(metric), self.finite.get(metric, self.means.get(metric))
+    def level(self, metric: str) -> float:
+        """What rows are compared by."""
+        return self.levels.get(metric, self.means.get(metric))
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,8 @@ class Summary:
         def beyond(row: RowSummary) -> float:
             def part(name: str) -> float:  # 0 at the worse end, 1 at the better one
                 worst, best = (perceptual, fidelity) if name == "psnr" else (fidelity, perceptual)
-                at = 0 if np.isfinite([each.means.get(name) for each in (row, worst, best)]).all() else 1
-                gap = best.level(name)[at] - worst.level(name)[at]
-                return (row.level(name)[at] - worst.level(name)[at]) / gap if gap else 1.0
+                gap = best.level(name) - worst.level(name)
+                return (row.level(name) - worst.level(name)) / gap if gap else 1.0
 
             return part("psnr") + part(self.perception)
 
@@ -188,13 +188,13 @@ def summarise(plan: Plan) -> Summary:
     labels, images = [row.label for row in plan.rows], [escaped(image.name) for image in plan.images]
     wide = {name: table.pivot(index="image", columns="setting", values=name) for name in ("seconds", *plan.computed)}
     wide = {name: scores.loc[images, labels] for name, scores in wide.items()}
-    means, differences, finite = {}, {}, {}
+    means, differences, levels = {}, {}, {}
     for name in plan.computed:
         scores = wide[name][wide[name][BLURRY].notna()].dropna(axis="columns")
         if not scores.size:
             continue
         means[name] = _estimates(scores, plan.seed)
-        finite[name] = scores.where(np.isfinite(scores)).mean()[~np.isfinite(scores).all()].dropna().to_dict()
+        levels[name] = scores.clip(upper=MOST_DECIBELS).mean().to_dict()
         compared = scores.drop(columns=[PREDICTOR, SHARP], errors="ignore")
         if PREDICTOR in scores and compared.size:
             differences[name] = _estimates(compared.sub(scores[PREDICTOR], axis="index"), plan.seed)
@@ -210,7 +210,7 @@ def summarise(plan: Plan) -> Summary:
             differences={name: own[row.label] for name, own in differences.items() if row.label in own},
             missing=_reasons(images, missing[row.label]),
             verdict=verdicts.get(row.label),
-            finite={name: own[row.label] for name, own in finite.items() if row.label in own},
+            levels={name: own[row.label] for name, own in levels.items() if row.label in own},
         )
         for row in plan.rows
     ]
