@@ -137,7 +137,7 @@ class Result:
             self.photo.image.values[None], visible_pixels([self.photo.image.alpha]), self.restorer.mask, self.scale
         )
         prediction = Prediction(self._stored("x_init"), discarded=self._stored("discarded"))
-        samples = (self._stored(f"r_{k}") for k in wanted)
+        samples = (self._stored(f"r_{number}") for number in wanted)
         [output] = Draft(blurry, prediction, self._stored("s")).restored(samples, [replace(self.settings, **changes)])
         return output
 

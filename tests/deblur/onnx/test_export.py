@@ -1,11 +1,14 @@
 """ONNX folders: that they restore as the checkpoint that they were made of, on each engine, and what is refused."""
 
 import json
+import re
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import evaluate
 import sample
@@ -23,7 +26,7 @@ from deblur.storage import FolderInUse
 from deblur.tools.export_onnx import TargetDevice, export_onnx
 from deblur.tools.export_onnx import engines as compared_on
 from tests import processes
-from tests.conftest import ROOT
+from tests.conftest import ROOT, fresh
 from tests.deblur.onnx.conftest import TILE, image
 from tests.tiny import RICH, TwoStages, tiny_pipeline
 
@@ -258,3 +261,19 @@ def test_a_graph_has_the_stages_that_were_asked_for_whatever_a_preset_says(tmp_p
         with pytest.raises(ValueError, match=f"stages is {wrong}, and this checkpoint's predictor has 2: give 1 to 2"):
             export_onnx(str(tmp_path / "staged"), str(tmp_path / "other"), stages=wrong, classes=RICH)
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("checkpoint", ["any", "coloured_any"])
+def test_the_python_of_the_page_predicts_without_pytorch_as_the_pipeline_does(place, tmp_path, checkpoint):
+    """That of docs/deployment.md."""
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    [code] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "deployed").mkdir()
+    (tmp_path / "deployed" / "lite").symlink_to(place / checkpoint)
+    images.write(tmp_path / "photo.jpg", torch.rand(3, 37, 54))
+    done = fresh(f"{code}\nimport sys\nprint({{'torch', 'deblur'}} & set(sys.modules))", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+    pipeline = load_pipeline(str(place / checkpoint), provider="cpu")
+    theirs = pipeline.predict(images.read(tmp_path / "photo.jpg")[None]).images[0]
+    ours = np.int64(Image.open(tmp_path / "restored.png")).transpose(2, 0, 1)
+    assert np.abs(ours - (255 * theirs).round().numpy()).max() <= 1
