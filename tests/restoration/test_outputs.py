@@ -176,7 +176,7 @@ def test_an_image_that_is_named_from_elsewhere_is_the_same_image(image, tmp_path
     assert (out / "a.png").is_file()
 
 
-def test_a_file_that_is_another_s_takes_nothing_of_that_one_with_it(image, tmp_path):
+def test_a_file_that_became_another_s_takes_nothing_with_it_and_stays_that_one_s(image, tmp_path):
     out, other = tmp_path / "out", tmp_path / "a_compare.png"
     other.write_bytes(b"blurry")
     manifest = Manifest(out)
@@ -186,6 +186,8 @@ def test_a_file_that_is_another_s_takes_nothing_of_that_one_with_it(image, tmp_p
     manifest.add(other, written(out, "a_compare.png"), {})
     assert (out / "a.png").is_file()
     assert str(image) in json.loads((out / "manifest.json").read_text())
+    manifest.add(image, written(out, "a.png"), {})
+    assert (out / "a_compare.png").is_file(), "it is the other image's by now"
 
 
 @pytest.mark.parametrize("suffix", sorted(WRITTEN_SUFFIXES))
