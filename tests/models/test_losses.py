@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deblur.models.diffusion import PREDICTION_TYPES, Estimator, add_noise
-from deblur.models.losses import Objective, log_normal_levels, uniform_levels
+from deblur.models.losses import Objective, PredictorLoss, log_normal_levels, uniform_levels
 from deblur.models.schedules import cosine, linear
 from tests.models.outputs import v_of
 
@@ -104,6 +104,18 @@ def test_an_axis_counts_by_its_scale_and_one_without_a_residual_in_full():
         losses = Objective(loss="l2").losses(error, torch.ones(5, 1, 1, 1), s)
         wanted = sum(weight * error[:, k].square().mean((1, 2)) for k, weight in enumerate(weights)) / 3
         assert torch.allclose(losses, wanted)
+
+
+def test_of_several_outputs_the_first_alone_has_the_image_loss_and_the_size_head():
+    first, second, x = torch.rand(3, 2, 3, 4, 5, generator=seeded())
+    loss_of = PredictorLoss(image_loss=lambda x_init, sharp: (x_init - sharp).square().mean())
+    loss, logged = loss_of([first, second], torch.full((2, 1, 4, 5), math.log(0.02)), x)
+    errors = [(estimate - x).abs().mean().item() for estimate in (first, second)]
+    image_loss = (first - x).square().mean().item()
+    size_loss = errors[0] / 0.02 + math.log(0.02) - math.log(0.005)
+    assert logged["image_loss"].item() == pytest.approx(image_loss, rel=1e-5)
+    assert logged["size_loss"].item() == pytest.approx(size_loss, rel=1e-5)
+    assert loss.item() == pytest.approx(sum(errors) / 2 + image_loss + 0.01 * size_loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(
