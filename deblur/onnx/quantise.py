@@ -24,16 +24,8 @@ os.environ.setdefault("NNCF_CI", "1")  # otherwise NNCF sends usage statistics
 import nncf
 from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ranges
 
-OPERATORS_OF_PIXEL_NORM = {
-    "ReduceMean",
-    "Sub",
-    "Pow",
-    "Mul",
-    "Add",
-    "Sqrt",
-    "Div",
-    "Cast",
-}  # of `models.networks.unet.PixelNorm`
+# Of `models.networks.unet.PixelNorm`.
+OPERATORS_OF_PIXEL_NORM = frozenset(("ReduceMean", "Sub", "Pow", "Mul", "Add", "Sqrt", "Div", "Cast"))
 JUDGED_CROPS = 8  # of those of the calibration: on them PSNR is measured
 CROP_SIDE = 512  # of the crops, for a graph of any size
 
