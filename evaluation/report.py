@@ -17,7 +17,6 @@ from deblur.data.files import images
 from deblur.draft import Blurry
 from deblur.evaluation import controls
 from deblur.evaluation.grid import BLURRY, PREDICTOR, Row
-from deblur.evaluation.journal import Facts
 from deblur.evaluation.plots import curve, panel
 from deblur.evaluation.results import Change, signed
 from deblur.evaluation.scoring import ImagePair, Plan, steps_of
@@ -130,7 +129,7 @@ def write_report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"listed": _listed, "signed": signed}
+    templates.filters["signed"] = signed
     page = templates.get_template("report.html").render(
         title=title,
         facts=facts,
@@ -193,10 +192,6 @@ def _entries(summaries: Mapping[str, Summary]) -> list[dict]:
                 is_same = not letter or kind in ("blurry", "sharp")  # in both evaluations
                 entry["files"].setdefault(kind if is_same else f"{letter}, {kind}", _place(letter, file))
     return list(entries.values())
-
-
-def _listed(value: Facts) -> str:
-    return ", ".join(f"{key} {fact}" for key, fact in value.items() if fact is not None)
 
 
 def _jpeg(path: Path) -> str:
