@@ -163,7 +163,8 @@ def _name_axes(axes: Axes, summary: "Summary", remark: str) -> None:
     axes.set_axisbelow(True)
     title = f"Mean of {number_of(max(row.images for row in summary.rows), 'image')}"
     axes.set_title(f"{title}; {remark}" if remark else title, fontsize=10)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, title="numbers: steps", title_fontsize=9)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, title="numbers: steps", title_fontsize=9)
 
 
 def _place_labels(axes: Axes, points: Sequence[_Point]) -> None:
