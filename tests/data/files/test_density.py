@@ -43,3 +43,10 @@ def test_a_density_turns_with_the_image(tmp_path, colours, suffix):
     exif[ExifTags.Base.Orientation] = 6
     pil(colours).save(tmp_path / f"a{suffix}", dpi=(300, 200), exif=exif)
     assert Image.open(again(tmp_path / f"a{suffix}", suffix)).info["dpi"] == (200, 300)
+
+
+def test_a_file_s_own_density_counts_before_that_of_exif(tmp_path, colours):
+    exif = Image.Exif()
+    exif[ExifTags.Base.XResolution] = exif[ExifTags.Base.YResolution] = 72
+    pil(colours).save(tmp_path / "a.jpg", dpi=(300, 200), exif=exif)
+    assert images.read_file(tmp_path / "a.jpg").density == (300, 200)
