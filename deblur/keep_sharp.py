@@ -1,6 +1,7 @@
 """What of an image is sharp and is kept, and whether a sample is worse than its input."""
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,8 +14,14 @@ KEPT_UP_TO = 0.35  # the change, relative to the detail, up to which a region is
 RESTORED_FROM = 0.7  # and from which it is restored in full
 SMALLEST_SHARP_SHARE = 0.08  # share of an image that is sharp, from which on the rest may be its background
 LEAST_DETAIL = 5.0  # levels: with less detail a region is neither sharp nor blurred
-DIRECTION_OF_MOTION = 2.0  # `_direction` of what is moved rather than out of focus
 SURROUNDINGS = 24  # pixels, the standard deviation of the region around a pixel
+NEAR = 16  # the same around a pixel of who walks by
+LEAST_MOVED = 0.5  # the least weight of what moved, near a pixel
+DIRECTION_OF_MOTION = 2.2  # `_direction` of the change, beside the image, to what moved rather than is out of focus
+FAINT_GRADIENTS = (5 / 255) ** 2  # the mean square that is added to an image's gradients in all directions
+FAINT_CHANGE = 0.2 * FAINT_GRADIENTS  # and to those of its change
+DIRECTION_OF_STREAKS = 2.0  # `_direction` of a shaken image, beside
+EVEN_GRADIENTS = 1.0, 1.0, 0.0  # those that are equal in all directions
 BLOCK = 8  # pixels a side, in which regions are averaged first
 LEAST_FINE_DETAIL = 0.05  # the least detail of a sharp image, relative to its contrast around a pixel
 LEAST_SHAKEN_DETAIL = 0.1  # where its edges lie in one direction, as the streaks of a shake do
@@ -26,7 +33,10 @@ PART_SIDE = 128  # pixels, of the parts that are compared
 FEWEST_PARTS, MOST_PARTS = 4, 64  # that are compared, of those with the strongest edges
 LEAST_ENERGY = 0.05  # of a part's edges, relative to the strongest part's
 NEAREST, FARTHEST = 3, 20  # pixels, the distances of a trace that are compared
-SQUARE, UPRIGHT, LYING = (9, 9), (13, 5), (5, 13)  # blocks: a region that looks blurred and holds none of these is none
+SQUARE = (9, 9)  # blocks: a region that looks blurred and holds no such square is none
+UPRIGHT, LYING = (7, 5), (5, 7)  # one that moved and holds neither is none
+BESIDE = (7, 7)  # what is blurred in these around a block that moved did, too
+EDGE = (3, 3)  # those around it that are restored in full, where its blur ends
 BRIGHTEST_SURFACE = 2.0  # times the brightness around it: what is brighter is a light, whose streaks are not sharp
 EVEN = (5, 5)  # pixels, of an even neighbourhood
 LARGEST_ROUNDING = 1e-5  # of values in [0, 1]
@@ -38,10 +48,14 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
 
     A region is blurred if the predictor changes it by more than the fine detail that it has. The weight rises from 0 to
     1 while change / (detail + keep_sharp), both as root mean squares around a pixel, rises from KEPT_UP_TO to
-    RESTORED_FROM. Where all neighbours have one value, as on a page or a screen, nothing is changed. Nothing at all is
-    changed where a part of the image is sharp and the rest is blurred in no direction: it is out of focus, as a
-    portrait's background is. Lights make no part sharp: in a shaken photograph of a night they are streaks. Where all
-    of them draw one trace, all that is uneven is restored.
+    RESTORED_FROM. Where all neighbours have one value, as on a page or a screen, nothing is changed.
+
+    Where a part of the image is sharp, only what moved is restored, and what is out of focus is kept, as a portrait's
+    background is. Motion takes away the gradients along its path and leaves those across it: beside the gradients that
+    are left, the change is DIRECTION_OF_MOTION times as strong in one direction as in another.
+
+    Lights make no part sharp: in a shaken photograph of a night they are streaks. Where all of them draw one trace, all
+    that is uneven is restored.
 
     Args:
         blurry: (N, 3, H, W) in [0, 1].
@@ -55,43 +69,48 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
         difference = to_world(x_init[:, c : c + 1]) - blurry[:, c : c + 1]
         mean_change += difference / 3
         squares += difference.square_() / 3
-    change = 255 * _root_mean(squares, visible)
     fine_detail = _fine_detail(grey)
     of_surfaces = _fine_detail(_without_lights(grey))
     lights = _share_of_lights(fine_detail, of_surfaces)
-    detail = 255 * _root_mean(fine_detail, visible)
     without_lights = 255 * _root_mean(of_surfaces, visible)
-    del fine_detail, of_surfaces  # of the photograph's size
-    blocks = _without_specks(((change / (detail + keep_sharp) - KEPT_UP_TO) / (RESTORED_FROM - KEPT_UP_TO)).clamp(0, 1))
-    share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]
+    weights, near = (_weight(squares, fine_detail, keep_sharp, visible, spread) for spread in (SURROUNDINGS, NEAR))
+    del squares, fine_detail, of_surfaces  # of the photograph's size
+    blocks = torch.minimum(weights, _opened(weights, SQUARE))
     is_sharp = (blocks == 0) & (without_lights > LEAST_DETAIL)
-    inside = _least(blocks, SQUARE) == 1  # without the edge of what is sharp
-    narrow = torch.maximum(_least(blocks, UPRIGHT), _least(blocks, LYING)) == 1
-    inside = torch.where(inside.flatten(1).any(1).view(-1, 1, 1, 1), inside, narrow)
-    whole = interpolate(inside.float(), scale_factor=BLOCK)[..., : grey.shape[-2], : grey.shape[-1]]
     counted = torch.ones_like(blocks) if visible is None else _in_blocks(visible.float())
     sharp_share = (is_sharp * counted).sum((1, 2, 3)) / counted.sum((1, 2, 3))  # no number where all is hidden
-    defocused = (sharp_share > SMALLEST_SHARP_SHARE) & (_direction(grey, whole) < DIRECTION_OF_MOTION)
-    defocused &= _direction(mean_change, whole) < DIRECTION_OF_MOTION
-    share = torch.where(defocused.view(-1, 1, 1, 1), 0.0, share)
+    moved = _moved(near >= LEAST_MOVED, _direction_of_change(mean_change, grey, visible))
+    blocks = torch.where((sharp_share > SMALLEST_SHARP_SHARE).view(-1, 1, 1, 1), moved, blocks)
+    share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]
     streaks = [_draws_streaks(*one) for one in zip(grey.split(1), lights, strict=True)]
     streaks = torch.tensor(streaks, device=share.device)
     share = torch.where(streaks.view(-1, 1, 1, 1), 1.0, share) * _is_uneven(grey)
     return share if visible is None else share * visible
 
 
-def _root_mean(squares: Tensor, visible: Tensor | None) -> Tensor:
+def _weight(squares: Tensor, fine_detail: Tensor, keep_sharp: float, visible: Tensor | None, spread: int) -> Tensor:
+    """The weight of each block by the change and the fine detail around it, both given as squares (N, 1, H, W)."""
+    change, detail = (255 * _root_mean(one, visible, spread) for one in (squares, fine_detail))
+    return ((change / (detail + keep_sharp) - KEPT_UP_TO) / (RESTORED_FROM - KEPT_UP_TO)).clamp(0, 1)
+
+
+def _root_mean(squares: Tensor, visible: Tensor | None, spread: int = SURROUNDINGS) -> Tensor:
     """The root mean square around each block of BLOCK x BLOCK pixels, of squares (N, 1, H, W)."""
+    return _mean_around(squares, visible, spread).sqrt()
+
+
+def _mean_around(values: Tensor, visible: Tensor | None, spread: int) -> Tensor:
+    """The mean of the visible values (N, 1, H, W) around each block."""
     if visible is None:
-        return _around(squares).sqrt()
-    return (_around(squares * visible) / _around(visible.float()).clamp_min(1e-6)).sqrt()
+        return _around(values, spread)
+    return _around(values * visible, spread) / _around(visible.float(), spread).clamp_min(1e-6)
 
 
-def _around(values: Tensor) -> Tensor:
+def _around(values: Tensor, spread: int = SURROUNDINGS) -> Tensor:
     """The Gaussian mean around each block of BLOCK x BLOCK pixels."""
     blocks = _in_blocks(values)
-    half = math.ceil(2 * SURROUNDINGS / BLOCK)
-    kernel = gaussian(2 * half + 1, std=SURROUNDINGS / BLOCK).to(blocks)
+    half = math.ceil(2 * spread / BLOCK)
+    kernel = gaussian(2 * half + 1, std=spread / BLOCK).to(blocks)
     kernel = kernel / kernel.sum()
     across = conv2d(pad(blocks, (half, half, 0, 0), mode="replicate"), kernel.view(1, 1, 1, -1))
     return conv2d(pad(across, (0, 0, half, half), mode="replicate"), kernel.view(1, 1, -1, 1))
@@ -102,10 +121,17 @@ def _in_blocks(values: Tensor) -> Tensor:
     return avg_pool2d(values, BLOCK, ceil_mode=True, count_include_pad=False)
 
 
-def _without_specks(blocks: Tensor) -> Tensor:
-    """The weights of blocks without regions that hold neither SQUARE nor, as who walks by, UPRIGHT or LYING."""
-    held = [_most(_least(blocks, sides), sides) for sides in (SQUARE, UPRIGHT, LYING)]
-    return torch.minimum(blocks, torch.stack(held).amax(0))
+def _moved(is_blurred: Tensor, direction: Tensor) -> Tensor:
+    """The weights of the blurred blocks (N, 1, h, w) that moved, by the `_direction_of_change` of each."""
+    moved = (is_blurred & (direction >= DIRECTION_OF_MOTION)).float()
+    moved = torch.maximum(_opened(moved, UPRIGHT), _opened(moved, LYING))
+    moved = _most(moved, BESIDE) * is_blurred
+    return _mean(_most(moved, EDGE))
+
+
+def _opened(values: Tensor, sides: tuple[int, int]) -> Tensor:
+    """Values (N, 1, h, w) without what is narrower than the rectangle."""
+    return _most(_least(values, sides), sides)
 
 
 def _least(values: Tensor, sides: tuple[int, int]) -> Tensor:
@@ -134,15 +160,36 @@ def _fine_detail(grey: Tensor) -> Tensor:
     return across.square_().add_(down.square_()).div_(2)
 
 
-def _direction(values: Tensor, weight: Tensor) -> Tensor:
-    """How much stronger differences of values (N, 1, H, W) are in one direction than across it, (N,): 1 in none."""
+def _direction_of_change(change: Tensor, image: Tensor, visible: Tensor | None) -> Tensor:
+    """The `_direction` of the gradients of a change (N, 1, H, W), beside those of its image, near each block."""
+    change_xx, change_yy, change_xy = (_mean_around(one, visible, NEAR) for one in _squared_gradients(change))
+    xx, yy, xy = (_mean_around(one, visible, NEAR) for one in _squared_gradients(image))
+    # Where an image has hardly any gradients in a direction, noise decides how much of them changed.
+    of_change = change_xx + FAINT_CHANGE, change_yy + FAINT_CHANGE, change_xy
+    return _direction(of_change, (xx + FAINT_GRADIENTS, yy + FAINT_GRADIENTS, xy))
+
+
+def _squared_gradients(values: Tensor) -> Iterator[Tensor]:
+    """The squares of differences of values (N, 1, H, W) across and down, and their product."""
     # Differences that share no pixel, so that noise has no direction.
-    across = values[..., 1:-1, 2:] - values[..., 1:-1, :-2]
-    down = values[..., 2:, 1:-1] - values[..., :-2, 1:-1]
-    weight = weight[..., 1:-1, 1:-1]
-    pairs = ((across, across), (down, down), (across, down))
-    xx, yy, xy = ((weight * one * other).mean((1, 2, 3)) for one, other in pairs)
-    mean, spread = (xx + yy) / 2, (((xx - yy) / 2).square() + xy.square()).sqrt()
+    wide = pad(values, (1, 1, 1, 1), mode="replicate")
+    across = wide[..., 1:-1, 2:] - wide[..., 1:-1, :-2]
+    down = wide[..., 2:, 1:-1] - wide[..., :-2, 1:-1]
+    yield across.square()
+    yield down.square()
+    yield across.mul_(down)
+
+
+def _direction(gradients: Sequence[Tensor], beside: Sequence[Tensor | float]) -> Tensor:
+    """How much stronger means of `_squared_gradients`, beside others, are in one direction than in another: 1 in none.
+
+    This is the ratio of the generalised eigenvalues of two structure tensors.
+    """
+    xx, yy, xy = gradients
+    other_xx, other_yy, other_xy = beside
+    determinant = other_xx * other_yy - other_xy**2
+    mean = (other_yy * xx + other_xx * yy - 2 * other_xy * xy) / (2 * determinant)
+    spread = (mean.square() - (xx * yy - xy.square()) / determinant).clamp_min(0).sqrt()
     return (mean + spread) / (mean - spread).clamp_min(1e-12)
 
 
@@ -183,7 +230,8 @@ def is_shaken(blurry: Tensor) -> bool:
     grey = blurry.mean(0, keepdim=True)[None]
     if _relative_detail(grey) >= LEAST_SHAKEN_DETAIL:
         return False
-    return bool(_direction(grey, torch.ones_like(grey)) > DIRECTION_OF_MOTION)
+    gradients = [one.mean() for one in _squared_gradients(grey)]
+    return bool(_direction(gradients, EVEN_GRADIENTS) > DIRECTION_OF_STREAKS)
 
 
 def has_streaks(image: Tensor) -> bool:
