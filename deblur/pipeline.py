@@ -284,9 +284,9 @@ class DeblurPipeline(ConfigMixin):
 
         The arguments are those of a call. `Draft.restored` does the rest, for any blend.
         """
-        self._require_memory(images, settings, limits)
         names = _names(names, len(images))
         blurry = self.prepare(images, area, limits)  # hidden colours are filled, and large images reduced
+        self._require_memory(blurry.small, settings, limits)
         draft = self.draft(blurry, settings.stages, limits)  # x_init = g(y), and the residual's scale s
         return draft, self.sample(draft, settings, seed, names, progress, limits)  # r_0, level by level
 
@@ -382,10 +382,9 @@ class DeblurPipeline(ConfigMixin):
         return Tiled(Estimator(self.denoiser), self.denoiser, limits.tile, limits.memory, fields)
 
     def _require_memory(self, images: Tensor, settings: SamplingSettings, limits: Limits) -> None:
-        """Raise TooLittleMemory, with what suffices for both networks, before the first of them runs."""
+        """Raise TooLittleMemory, with what suffices for both networks at the images' size, before one restores them."""
         if limits.memory is None:
             return
-        images = images.to(self.device)
         needed = self._tiled_predictor(limits).least_memory(images)
         if settings.blend > 0 and self.denoiser is not None:
             fields = 3  # the prediction, its scale and the input in the networks' range

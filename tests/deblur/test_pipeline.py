@@ -19,7 +19,7 @@ from deblur.models.networks.base import IdentityPredictor, ZeroPredictor
 from deblur.models.networks.unet import UNetPredictor
 from deblur.pipeline import Area, DeblurPipeline, Limits, noise_generator, read_pipeline
 from deblur.settings import SamplingSettings, sharing_samples
-from deblur.tiling import TooLittleMemory
+from deblur.tiling import TooLittleMemory, used_memory
 from deblur.working_size import WorkingSize
 from tests.conftest import fresh
 from tests.tiny import tiny_pipeline
@@ -286,6 +286,15 @@ def test_a_preset_by_name():
     assert torch.equal(named, pipeline(blurry, SamplingSettings("ddpm", steps=3), output_type="pt").images)
     with pytest.raises(ValueError, match="no preset 'sharp'"):
         pipeline(blurry, "sharp")
+
+
+def test_memory_is_counted_at_the_size_that_the_networks_see():
+    pipeline, settings = tiny_pipeline(), SamplingSettings(steps=1)
+    blurry = torch.rand(1, 3, 1600, 2000)  # 38 MB, of which samples need several
+    limits = Limits(memory=used_memory(pipeline.device) + 110_000_000)
+    with pytest.raises(TooLittleMemory):
+        pipeline(blurry, settings, output_type="pt", limits=limits)
+    assert pipeline(blurry, settings, output_type="pt", limits=limits, area=Area(0.1)).scale == 0.1
 
 
 def test_images_of_different_sizes_are_restored_one_by_one(tmp_path):
