@@ -122,8 +122,9 @@ def _connect(ui: SimpleNamespace, actions: Actions) -> None:
     for event in (opening, ui.examples.click(actions.example, ui.examples, everything, **shown)):
         measured = event.success(actions.choose, None, everything, show_progress="hidden", **EVENT)
         measured.success(actions.numbers, [ui.way, ui.preset], everything, **FAST)  # of what is chosen by then
-    for field, given in ((ui.preset, [ui.way, ui.preset]), (ui.way, [ui.way, gr.State()])):
-        field.input(actions.numbers, given, everything, **FAST)
+    # Its input comes a second time when the field is left, and would undo what was typed since.
+    ui.preset.select(actions.numbers, [ui.way, ui.preset], everything, **FAST)
+    ui.way.input(actions.numbers, [ui.way, gr.State()], everything, **FAST)
     settings = [ui.way, ui.preset, ui.sampler, ui.steps, ui.count, ui.strength, ui.seed, ui.scale, ui.mask]
     # While it runs, its own bar stands in the status; runs of several visitors wait for the device.
     running = shown | {"show_progress": "minimal", "concurrency_limit": None}
