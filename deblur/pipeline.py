@@ -376,7 +376,7 @@ class DeblurPipeline(ConfigMixin):
         g = self.predictor if stages is None else partial(self.predictor, stages=stages)
         return Tiled(g, self.predictor, limits.predictor_tile, limits.memory)
 
-    def _tiled_denoiser(self, limits: Limits, settings: SamplingSettings, fields: int = 0) -> Tiled:
+    def _tiled_denoiser(self, limits: Limits, settings: SamplingSettings, fields: float = 0) -> Tiled:
         """The estimator of r_0; `fields` are tensors of the image's size beside those of sampling."""
         fields += FIELDS[settings.sampler] + 2 * (settings.num_samples > 1)  # mean and deviation of several
         return Tiled(Estimator(self.denoiser), self.denoiser, limits.tile, limits.memory, fields)
@@ -387,7 +387,8 @@ class DeblurPipeline(ConfigMixin):
             return
         needed = self._tiled_predictor(limits).least_memory(images)
         if settings.blend > 0 and self.denoiser is not None:
-            fields = 3  # the prediction, its scale and the input in the networks' range
+            # The prediction and the input in the networks' range; the expected size and the scale, by their channels.
+            fields = 2 + (1 + torch.tensor(self.config.residual_scale).numel()) / 3
             needed = max(needed, self._tiled_denoiser(limits, settings, fields).least_memory(images))
         if needed > limits.memory:
             raise TooLittleMemory(needed)

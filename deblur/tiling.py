@@ -104,7 +104,7 @@ class Tiled:
     network: nn.Module
     tile: int | None = None
     memory: int | None = None
-    fields: int = 1
+    fields: float = 1
 
     def __post_init__(self):
         self.receptive_field, self.stride = self.network.receptive_field, self.network.stride
@@ -194,9 +194,7 @@ class Tiled:
 
     def _fit(self, image: Tensor) -> None:
         """Choose `tile`, and `together` to suit it."""
-        self.tile, budget = max(image.shape[-2:]), SHARE_OF_FREE_MEMORY * free_memory(image.device)
-        if self.memory is not None:
-            budget = min(budget, self.memory - self._held(image))
+        self.tile, budget = max(image.shape[-2:]), self._budget(image)
         if self.tile <= 2 * SMALLEST:
             return
         whole = self._needed(self.tile, image)
@@ -204,10 +202,16 @@ class Tiled:
             least = self._least(image)
             if self.memory is not None and least > self.memory:
                 raise TooLittleMemory(least)
+            budget = self._budget(image)
             smaller = [side for side in CORE_SIDES if side < self.tile]
             fitting = (side for side in smaller if self._needed(side, image) <= budget)
             self.tile = max(fitting, default=SMALLEST)
         self.together = max(1, int(budget / max(1, self._needed(self.tile, image))))  # an identity needs no memory
+
+    def _budget(self, image: Tensor) -> float:
+        """Bytes that tiles may take."""
+        budget = SHARE_OF_FREE_MEMORY * free_memory(image.device)
+        return budget if self.memory is None else min(budget, self.memory - self._held(image))
 
     def least_memory(self, image: Tensor) -> int:
         """Bytes that `memory` must at least allow for a call on an image (N, C, H, W); 0 if it has no effect."""
@@ -216,7 +220,8 @@ class Tiled:
         return self._least(image)
 
     def _least(self, image: Tensor) -> int:
-        """Bytes that the process holds with the smallest tile."""
+        """Bytes that the process holds with the smallest tile, after it gave back what it has freed."""
+        give_back()
         return int(self._held(image) + self._needed(SMALLEST, image))
 
     def _needed(self, tile: int, image: Tensor) -> float:
@@ -225,7 +230,7 @@ class Tiled:
         height, width = image.shape[-2:]
         return self.bytes_per_pixel * min(side, height) * min(side, width)
 
-    def _held(self, image: Tensor) -> int:
+    def _held(self, image: Tensor) -> float:
         """Bytes that the process holds besides the tiles."""
         return used_memory(image.device) + self.fields * image.nbytes
 
