@@ -73,7 +73,7 @@ class Job:
         options, longest = self.ways.pop(0)
         self.may_take = longest if self.ways else math.inf  # a way that no other one follows is not left
         is_loaded = self.restorer is not None and self.restorer.options.checkpoint == options.checkpoint
-        self.restorer = Restorer(options, self.numbers, self.restorer.pipeline if is_loaded else None)
+        self.restorer = Restorer(options, self.numbers, self.restorer if is_loaded else None)
         names = self.outputs.plan(self.restorer.extras, self.manifest)
         self.own_images = list(names.items())[self.rank :: self.processes]
         self.work = [(path, names) for path, names in self.own_images if not self._is_done(path, names)]

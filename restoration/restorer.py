@@ -26,7 +26,7 @@ from deblur.draft import DeblurOutput, Draft
 from deblur.hub import PRETRAINED, PURPOSES, TEXT, name_of
 from deblur.image_processor import visible_pixels
 from deblur.keep_sharp import restored_amount
-from deblur.pipeline import Area, DeblurPipeline, Limits, Progress, load_pipeline
+from deblur.pipeline import Area, Limits, Progress, load_pipeline
 from deblur.progress import ProgressBar
 from deblur.restoration.maps import write_before_and_after, write_map
 from deblur.restoration.options import Options, largest_scale
@@ -50,7 +50,7 @@ class Restorer:
     Args:
         options: what is written, and how it is computed.
         numbers: sampling settings by field of `SamplingSettings`; the others come from the preset.
-        pipeline: of the options' checkpoint, if it is loaded already.
+        loaded: another one of the same checkpoint, whose pipeline it takes.
 
     Attributes:
         facts: what a restoration depends on besides the image, for the manifest.
@@ -63,12 +63,16 @@ class Restorer:
         ValueError, OSError: the checkpoint, the device or the settings cannot be used.
     """
 
-    def __init__(self, options: Options, numbers: dict[str, Any], pipeline: DeblurPipeline | None = None):
-        source = options.checkpoint or PRETRAINED
+    def __init__(self, options: Options, numbers: dict[str, Any], loaded: "Restorer | None" = None):
         self.options = options
-        self.pipeline = pipeline or load_pipeline(
-            source, options.device, options.precision, options.provider, options.classes or ()
-        )
+        if loaded is None:
+            source = options.checkpoint or PRETRAINED
+            self.pipeline = load_pipeline(
+                source, options.device, options.precision, options.provider, options.classes or ()
+            )
+            digest = checkpoint_hash(source)
+        else:
+            self.pipeline, digest = loaded.pipeline, loaded.facts["checkpoint_sha256"]
         self.mask = images.read_mask(options.mask) if options.mask else None
         self.scales: dict[Path, float] = {}  # that were found
         self.predictor_share = 0.5  # of the time of a restoration, unless it was measured
@@ -87,16 +91,14 @@ class Restorer:
         place, precision = self.pipeline.place, self.pipeline.precision
         self.title = f"{f'{name}, {preset}' if preset else name}: {self.settings}; {place}, {precision}; "
         self._found = {"checkpoint": name, "preset": preset, "device": place}
-        self.facts = (
-            {name: getattr(options, name) for name in OPTIONS_IN_FACTS}
-            | checkpoint_facts(presets, options, numbers)
-            | {
-                "precision": precision,
-                "scale": str(options.scale),
-                "mask": None if self.mask is None else sha256(self.mask.numpy().tobytes()).hexdigest(),
-                "format": options.suffix and usual_suffix(options.suffix),
-            }
-        )
+        self.facts = {name: getattr(options, name) for name in OPTIONS_IN_FACTS} | {
+            "checkpoint_sha256": digest,
+            "settings": asdict(self.settings),
+            "precision": precision,
+            "scale": str(options.scale),
+            "mask": None if self.mask is None else sha256(self.mask.numpy().tobytes()).hexdigest(),
+            "format": options.suffix and usual_suffix(options.suffix),
+        }
 
     def _maps(self) -> tuple[str, ...]:
         """The kinds of maps that are wanted. ValueError if this checkpoint does not give one of them."""

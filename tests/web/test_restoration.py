@@ -188,7 +188,7 @@ def test_a_result_says_how_it_was_made_what_is_notable_and_what_is_wrong(page, v
 def own_restorer(page):
     """A restorer that a test may change."""
     restorer = page.actions.restorer
-    return Restorer(replace(restorer.options), {}, restorer.pipeline)
+    return Restorer(replace(restorer.options), {}, restorer)
 
 
 def test_cancelling_leaves_nothing_and_no_further_layer_runs(page, visit):

@@ -182,7 +182,7 @@ class Actions:
         self, visit: Visit, way: Way, options: dict[str, Any], numbers: dict[str, Any], painted: Tensor | None
     ) -> list[Step]:
         """The steps that restore a visit's photographs, or the one that is painted, with these options and numbers."""
-        restorer = Restorer(replace(way.restorer.options, **options), numbers, way.restorer.pipeline)
+        restorer = Restorer(replace(way.restorer.options, **options), numbers, way.restorer)
         restorer.mask = painted
         if painted is None:  # which changes where the scale is looked for
             restorer.scales = way.restorer.scales

@@ -53,7 +53,7 @@ def ways_for(restorers: Mapping[str, Restorer], visit: Visit) -> dict[str, Way]:
             raise CancelledError
 
     def measured(word: str, options: Options, may_take: float = inf) -> Way:
-        restorer = Restorer(options, {}, restorers[options.checkpoint].pipeline)
+        restorer = Restorer(options, {}, restorers[options.checkpoint])
         with watched(restorer.pipeline, look):
             return Way(word, restorer, expected(restorer, sized, may_take))
 
