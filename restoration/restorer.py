@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from deblur.checkpoints import checkpoint_hash
 from deblur.data.files import images, metadata
-from deblur.data.files.images import ImageError, header_size
+from deblur.data.files.images import ImageError, ImageFile, header_size
 from deblur.data.files.kinds import usual_suffix
 from deblur.draft import DeblurOutput, Draft
 from deblur.hub import PRETRAINED, PURPOSES, TEXT, name_of
@@ -145,8 +145,12 @@ class Restorer:
             bar.update(finished - bar.n)
 
     def read(self, path: Path, names: Names) -> Photograph:
-        """Read an image. ImageError if it cannot be read or written, or if there is a mask of another size."""
-        image = metadata.of_restoration(images.read_file(path), self.options.metadata)
+        """Read an image. ImageError if it cannot be read, and as of `photograph`."""
+        return self.photograph(path, names, images.read_file(path))
+
+    def photograph(self, path: Path, names: Names, image: ImageFile) -> Photograph:
+        """An image that was read. ImageError if it cannot be written, or if there is a mask of another size."""
+        image = metadata.of_restoration(image, self.options.metadata)
         images.require_tellable(names.target, image)
         _require_short_names(path, names.files(self.extras))
         if self.mask is not None and self.mask.shape != image.pixels.shape[-2:]:

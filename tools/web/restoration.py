@@ -92,7 +92,7 @@ def restore(restorer: Restorer, visit: Visit, photo: Photo, longest: float) -> R
 
     try:
         folder.mkdir()
-        photograph = restorer.read(photo.file, photo.names)
+        photograph = restorer.photograph(photo.file, photo.names, photo.image)
         with watched(restorer.pipeline, look):
             draft, samples = restorer.draw([photograph], restorer.scale_of(photograph))
             result = Result(photo, restorer, folder, draft.blurry.scale)
