@@ -235,6 +235,24 @@ def test_two_outputs_and_numbers_of_images_are_tiled_too(monkeypatch):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("own", [(96, 24), None], ids=["tiles of its own", "tiles by hand"])
+@pytest.mark.parametrize("along", ["columns", "rows"])
+def test_tiles_of_other_brightness_leave_no_step_at_their_borders(own, along):
+    """A network that sees a whole tile may make it brighter than its neighbours, here by more than a level."""
+    network = seeing(None)
+    network.own_tile = own
+    image = torch.linspace(0.2, 0.8, 310).expand(1, 3, 200, 310)
+    image = image if along == "columns" else image.mT
+
+    def brighten(part):
+        return part + 0.05 * part.mean(dim=(2, 3), keepdim=True)
+
+    tiled = Tiled(brighten, network, tile=None if own else 64)(image)
+    added = 255 * (tiled - image).mean(dim=(0, 1, 2 if along == "columns" else 3))
+    assert added.max() - added.min() > 4  # from the darkest tile to the brightest
+    assert added.diff().abs().max() < 0.2
+
+
 def test_the_identity_is_tiled_too():
     pipeline, x = tiny_pipeline(IdentityPredictor()), torch.rand(1, 3, 150, 70)
     assert torch.equal(pipeline.predict(x, limits=Limits(predictor_tile=64)).x_init, pipeline.predict(x).x_init)
