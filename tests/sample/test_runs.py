@@ -159,7 +159,8 @@ def test_a_batch_gives_what_single_images_give(tmp_path, sampler, monkeypatch):
         read = (lambda file: torch.from_numpy(tifffile.imread(file))) if name.endswith(".tif") else images.read
         one, two, four = (read(tmp_path / count / name) for count in "124")
         levels = 5 if name.endswith("_std.png") else 1  # its white is the largest value, far below 1
-        assert max((one - two).abs().max(), (one - four).abs().max()) <= levels / 255, name
+        difference = max((one - two).abs().max(), (one - four).abs().max())
+        assert 255 * difference <= levels + 0.01, name  # float32 rounds the difference of two files
 
 
 def limit(monkeypatch, name):
