@@ -123,7 +123,7 @@ SENTENCES = {
         f"IPTC's digital source type `{SOURCE.rpartition('/')[2]}`",
     ],
     "docs/evaluation.md": [
-        *(grid_row(name) for name in ("demo", "presets", "quick", "results", "few_steps", "paper")),
+        *(grid_row(name) for name in ("demo", "presets", "quick", "results", "few_steps", "cost_of_lpips", "paper")),
         f"({BATCH_PIXELS['cpu']} pixels on a CPU, ",
         f"; {BATCH_PIXELS['gpu'] // 10**6} million on a GPU",
         f"({RESAMPLES} resamples",
