@@ -40,6 +40,9 @@ EDGE = (3, 3)  # those around it that are restored in full, where its blur ends
 BRIGHTEST_SURFACE = 2.0  # times the brightness around it: what is brighter is a light, whose streaks are not sharp
 EVEN = (5, 5)  # pixels, of an even neighbourhood
 LARGEST_ROUNDING = 1e-5  # of values in [0, 1]
+WIDE = 7  # pixels a side, in which a photograph's white is averaged
+WHITE_UP_TO = 1.0  # levels below full white, up to which it is not darkened
+DARKENED_FROM = 6.0  # and from which it may be in full
 EVERYWHERE = torch.ones(1, 1, 1, 1)  # the share of an image that is restored in full
 
 
@@ -53,6 +56,9 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     Where a part of the image is sharp, only what moved is restored, and what is out of focus is kept, as a portrait's
     background is. Motion takes away the gradients along its path and leaves those across it: beside the gradients that
     are left, the change is DIRECTION_OF_MOTION times as strong in one direction as in another.
+
+    A clipped highlight is not darkened, as networks do that know brighter light than files hold: a dull one looks worse
+    than a blurred one.
 
     Lights make no part sharp: in a shaken photograph of a night they are streaks. Where all of them draw one trace, all
     that is uneven is restored.
@@ -84,6 +90,7 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     share = interpolate(blocks, scale_factor=BLOCK, mode="bilinear")[..., : grey.shape[-2], : grey.shape[-1]]
     streaks = [_draws_streaks(*one) for one in zip(grey.split(1), lights, strict=True)]
     streaks = torch.tensor(streaks, device=share.device)
+    share = share * torch.where(mean_change < 0, _darkened_share(grey), 1.0)
     share = torch.where(streaks.view(-1, 1, 1, 1), 1.0, share) * _is_uneven(grey)
     return share if visible is None else share * visible
 
@@ -196,6 +203,12 @@ def _direction(gradients: Sequence[Tensor], beside: Sequence[Tensor | float]) ->
 def _is_uneven(grey: Tensor) -> Tensor:
     """Whether a pixel has neighbours of another value."""
     return _most(grey, EVEN) - _least(grey, EVEN) > LARGEST_ROUNDING
+
+
+def _darkened_share(grey: Tensor) -> Tensor:
+    """The share of a darkening that is taken: 0 in clipped highlights, and 1 where nothing is white."""
+    levels_below_white = 255 * (1 - avg_pool2d(grey, WIDE, 1, WIDE // 2, count_include_pad=False))
+    return ((levels_below_white - WHITE_UP_TO) / (DARKENED_FROM - WHITE_UP_TO)).clamp(0, 1)
 
 
 def restored_amount(share: Tensor, visible: Tensor | None = None) -> float:

@@ -74,6 +74,29 @@ def test_even_parts_stay_though_the_predictor_tints_them():
     assert torch.equal(kept(torch.full_like(blurry, 0.9), blurry, share)[..., :126], blurry[..., :126])
 
 
+def test_a_clipped_highlight_is_not_darkened_and_no_square_of_it_stands_out():
+    """As a JPEG holds it: blocks of pure white beside others that are a few levels darker."""
+    blurry = blurred(noise(128, 256))
+    blurry[..., 128:] = 1.0 - 3 / 255 * noise(128, 128, 1)
+    blurry[..., 48:72, 176:200] = 1.0
+    darker = torch.full((1, 3, 128, 128), 0.93)
+    x_init = predicted(torch.cat([noise(128, 128), darker], dim=3))
+    changed = restored_share(blurry, x_init, 2.5) * (x_init.add(1).div(2) - blurry)
+    highlight = changed[..., 16:-16, 144:-16]
+    assert highlight.abs().max() < 4 / 255
+    assert highlight.diff(dim=3).abs().max() < 3 / 255
+    assert changed[..., :112].abs().max() > 0.5
+
+
+def test_dark_lines_on_white_are_restored_in_full_and_white_may_get_whiter():
+    sharp = torch.ones(1, 3, 128, 128)
+    sharp[..., 12::24] = 0.0
+    sharp[..., 13::24] = 0.0
+    blurry = gaussian_blur(sharp, [13, 1], [3.0, 0.01]) - 2 / 255 * noise(128, 128)
+    share = restored_share(blurry, predicted(sharp), 2.5)
+    assert (share[..., 16:112, 16:112] == 1).all()
+
+
 def test_hidden_pixels_do_not_count_whatever_their_colour():
     sharp = noise(128, 256)
     visible = torch.zeros(1, 1, 128, 256, dtype=torch.bool)
