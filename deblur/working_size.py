@@ -1,8 +1,8 @@
 """The scale at which a photograph is restored: the one at which its blur is as large as the predictor knows it.
 
-A predictor knows blur of some pixels and hardly changes larger one. So a photograph of many pixels is reduced and
-restored, and the change is enlarged and added to it. The scale is measured: in ever smaller copies the blur vanishes at
-some scale, and with it the predictor's change. The image is restored at some times this scale.
+A predictor knows blur of some pixels, hardly changes a larger one and spoils what it does not know. So a photograph
+whose blur is large is reduced and restored, and the change is enlarged and added to it. The scale is measured: the
+predictor's change is largest where the blur has the size that it knows.
 """
 
 import math
@@ -22,34 +22,32 @@ class WorkingSize:
 
     Args:
         scales: to choose from, descending, the first of them 1.
-        vanished: the share of the largest change over all scales, below which the blur has vanished.
-        above: the image is restored at the scale that is nearest to so many times that at which the blur vanishes.
+        nearly_largest: the finest scale is chosen whose change is at least this share of the largest one.
         largest_kept: an image whose longer side has at most so many pixels is restored at its own size.
         smallest: no scale makes the longer side shorter than this.
-        compared: pixels of the longer side at which changes are compared.
         keep_sharp: as in `SamplingSettings`, for the measurement.
         region: sides of the measured regions, relative to those of the image.
         regions: their number.
+        context: pixels a side that the predictor sees of a region at least, with what is around it.
         stages: as in `SamplingSettings`, for the measurement.
     """
 
     scales: Sequence[float] = (1.0, 0.6, 0.4, 0.25, 0.16, 0.1)
-    vanished: float = 0.7
-    above: float = 3.0
-    largest_kept: int = 1600
+    nearly_largest: float = 0.9
+    largest_kept: int = 800
     smallest: int = 480
-    compared: int = 1600
     keep_sharp: float = 2.5
     region: float = 0.16
     regions: int = 2
+    context: int = 128
     stages: int | None = None
 
     def __post_init__(self):
         descending = all(one > other > 0 for one, other in pairwise(self.scales))
         if not (len(self.scales) > 1 and self.scales[0] == 1 and descending):
             raise ValueError(f"scales must fall from 1 and stay above 0, got {list(self.scales)}")
-        if not (0 < self.vanished < 1 and 0 < self.region <= 1 and self.above > 0 and self.regions > 0):
-            raise ValueError("vanished and region must be between 0 and 1, and above and regions above 0")
+        if not (0 < self.nearly_largest <= 1 and 0 < self.region <= 1 and self.regions > 0):
+            raise ValueError("nearly_largest and region must be above 0 and at most 1, and regions above 0")
 
     def possible_scales(self, height: int, width: int) -> list[float]:
         """The scales among which that of an image is looked for; 1 alone where it is not."""
@@ -60,8 +58,11 @@ class WorkingSize:
 
     def searched_pixels(self, height: int, width: int) -> float:
         """How many pixels are restored at most to find the scale of an image."""
-        of_scales = sum(scale**2 for scale in self.possible_scales(height, width))
-        return self.regions * self.region**2 * of_scales * height * width
+        pixels = 0.0
+        for scale in self.possible_scales(height, width):
+            sides = (min(scale * side, max(scale * self.region * side, self.context)) for side in (height, width))
+            pixels += self.regions * math.prod(sides)
+        return pixels
 
 
 def resized(image: Tensor, height: int, width: int) -> Tensor:
@@ -101,37 +102,35 @@ def chosen_scale(
         rule: how to choose.
         weight: (1, 1, H, W) in [0, 1], where the image counts; None: everywhere.
     """
-    longer, scales = max(image.shape[-2:]), rule.possible_scales(*image.shape[-2:])
+    scales = rule.possible_scales(*image.shape[-2:])
     if len(scales) == 1:
         return 1.0
-    regions = [image[..., rows, columns] for rows, columns in detailed_regions(image, rule, weight)]
-    sizes = []
-    for k in reversed(range(len(scales))):  # a finer scale can only make the wanted one finer
-        squares = 0.0
-        for region in regions:
-            changed = change(reduced(region, scales[k]))
-            height, width = (max(1, round(side * rule.compared / longer)) for side in region.shape[-2:])
-            squares += resized(changed, height, width).square().mean().item()
-        sizes.insert(0, math.sqrt(squares))
-        wanted = rule.above * vanishing_scale(scales[k:], sizes, rule.vanished)
-        nearest = min(scales, key=lambda scale: abs(math.log(scale / min(1.0, wanted))))
-        if nearest == 1:
-            break
-    return nearest
+    regions = detailed_regions(image, rule, weight)
+    sizes = [sum(mean_square(image, region, change, scale, rule) for region in regions) ** 0.5 for scale in scales]
+    return next(scale for scale, size in zip(scales, sizes, strict=True) if size >= rule.nearly_largest * max(sizes))
 
 
-def vanishing_scale(scales: Sequence[float], sizes: Sequence[float], share: float) -> float:
-    """The scale at which a size falls below a share of its maximum, between two of `scales` along straight lines in
-    logarithms; the last of them if it does not."""
-    most = max(sizes)
-    if most == 0:
-        return scales[0]
-    for k in range(sizes.index(most), len(sizes) - 1):
-        if sizes[k + 1] < share * most:
-            high, low = math.log(sizes[k]), math.log(max(sizes[k + 1], 1e-6 * most))
-            fallen = (high - math.log(share * most)) / (high - low)
-            return scales[k] * (scales[k + 1] / scales[k]) ** fallen
-    return scales[-1]
+def mean_square(
+    image: Tensor, region: Sequence[slice], change: Callable[[Tensor], Tensor], scale: float, rule: WorkingSize
+) -> float:
+    """The mean square of a region's change at a scale."""
+    seen = [widened(part, rule.context / scale, side) for part, side in zip(region, image.shape[-2:], strict=True)]
+    changed = change(reduced(image[..., seen[0], seen[1]], scale))
+    rows, columns = (part_of(part, around, scale) for part, around in zip(region, seen, strict=True))
+    return changed[..., rows, columns].square().mean().item()
+
+
+def part_of(part: slice, around: slice, scale: float) -> slice:
+    """Where a part of a side lies in a reduced copy of what is around it."""
+    start = round(scale * (part.start - around.start))
+    return slice(start, start + max(1, round(scale * (part.stop - part.start))))
+
+
+def widened(part: slice, least: float, side: int) -> slice:
+    """A part of a side with what is around it, of this length at least, as far as the side goes."""
+    length = min(side, max(part.stop - part.start, round(least)))
+    start = min(max(0, (part.start + part.stop - length) // 2), side - length)
+    return slice(start, start + length)
 
 
 def detailed_regions(image: Tensor, rule: WorkingSize, weight: Tensor | None = None) -> list[tuple[slice, slice]]:

@@ -1,6 +1,7 @@
 """The scale at which a photograph is restored, and what a change at that scale leaves of it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,12 +19,12 @@ from deblur.working_size import (
     detailed_regions,
     reduced,
     resized,
-    vanishing_scale,
     with_change,
 )
 from tests.tiny import tiny_pipeline
 
-RULE = WorkingSize(scales=(1.0, 0.5, 0.25, 0.125), above=2.0, largest_kept=100, smallest=20, compared=100, region=0.25)
+SCALES = {"scales": (1.0, 0.5, 0.25, 0.125), "largest_kept": 100, "smallest": 20}
+RULE = WorkingSize(**SCALES, region=0.25, context=0)
 
 
 def noise(height, width):
@@ -42,21 +43,40 @@ def changing(sizes):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "scale", "finest"),
+    ("sizes", "scale"),
     [
-        ({50: 0.4, 25: 0.0, 12: 0.0, 6: 0.0}, 1.0, 25),
-        ({50: 0.4, 25: 0.4, 12: 0.1, 6: 0.0}, 1.0, 25),
-        ({50: 0.3, 25: 0.4, 12: 0.4, 6: 0.1}, 0.5, 50),
-        ({50: 0.9, 25: 0.4, 12: 0.4, 6: 0.1}, 1.0, 50),
-        ({50: 0.1, 25: 0.2, 12: 0.3, 6: 0.4}, 0.25, 50),
-        ({50: 0.0, 25: 0.0, 12: 0.0, 6: 0.0}, 1.0, 25),
+        ({50: 0.4, 25: 0.3, 12: 0.2, 6: 0.0}, 1.0),
+        ({50: 0.37, 25: 0.4, 12: 0.1, 6: 0.0}, 1.0),
+        ({50: 0.35, 25: 0.4, 12: 0.4, 6: 0.1}, 0.5),
+        ({50: 0.1, 25: 0.2, 12: 0.3, 6: 0.4}, 0.125),
+        ({50: 0.0, 25: 0.0, 12: 0.0, 6: 0.0}, 1.0),
     ],
 )
-def test_an_image_is_restored_at_some_times_the_scale_at_which_its_blur_vanishes(sizes, scale, finest):
+def test_an_image_is_restored_at_the_finest_scale_whose_change_is_nearly_the_largest(sizes, scale):
     change, seen = changing(sizes)
     assert chosen_scale(noise(200, 400), change, RULE) == scale
-    measured = [side for side in (6, 12, 25, 50) if side <= finest]
-    assert [height for height, _ in seen] == [side for side in measured for _ in range(2)]
+    assert [height for height, _ in seen] == [side for side in (50, 25, 12, 6) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("context", "seen", "scale"), [(0, [(50, 100), (25, 50)], 0.5), (200, [(200, 200), (100, 200)], 1.0)]
+)
+def test_the_predictor_sees_a_region_with_what_is_around_it_which_does_not_count(context, seen, scale):
+    image = torch.full((1, 3, 200, 400), 0.5)
+    image[..., 75:125, 150:250] = noise(50, 100)
+    sizes = []
+
+    def change(region):
+        """A frame that is stronger in smaller copies."""
+        height, width = region.shape[-2:]
+        sizes.append((height, width))
+        changed = torch.full_like(region, 1 / height)
+        changed[..., height // 5 : -height // 5, width // 5 : -width // 5] = 0
+        return changed
+
+    rule = replace(RULE, scales=(1.0, 0.5), regions=1, context=context)
+    assert chosen_scale(image, change, rule) == scale
+    assert sizes == seen
 
 
 @pytest.mark.parametrize("is_blurred", [lambda region: region.mean() > 0.5, lambda region: region.mean() < 0.5])
@@ -67,7 +87,7 @@ def test_the_changes_of_all_regions_count_whichever_is_blurred(is_blurred):
     def change(region):
         return torch.full_like(region, sizes[region.shape[-2]] if is_blurred(region) else 0.0)
 
-    assert chosen_scale(image, change, RULE) == 0.25
+    assert chosen_scale(image, change, RULE) == 0.125
 
 
 def test_a_small_image_is_not_measured():
@@ -80,12 +100,6 @@ def test_the_longer_side_says_which_scales_are_possible():
     rule = WorkingSize(**vars(RULE) | {"smallest": 100})
     for longer, scales in ((100, [1.0]), (400, [1.0, 0.5, 0.25])):
         assert rule.possible_scales(longer, 60) == rule.possible_scales(60, longer) == scales
-
-
-def test_the_vanishing_scale_lies_between_two_that_were_measured():
-    assert vanishing_scale((1.0, 0.5, 0.25), (1.0, 1.0, 0.25), 0.5) == pytest.approx(0.5 * 0.5**0.5)
-    assert vanishing_scale((1.0, 0.5, 0.25), (1.0, 1.0, 0.9), 0.5) == 0.25
-    assert vanishing_scale((1.0, 0.5, 0.25), (0.2, 1.0, 0.0), 0.5) < 0.5
 
 
 def test_the_regions_are_those_of_most_detail_where_the_image_counts():
@@ -151,12 +165,13 @@ def test_images_in_a_batch_get_their_own_changes():
 
 def test_a_checkpoint_stores_its_rule_and_a_wrong_one_is_refused(tmp_path):
     tiny_pipeline().save_pretrained(tmp_path)
-    update_index(tmp_path, working_size={"largest_kept": 50, "above": 1e-6, "smallest": 10, "regions": 1})
+    rule = {"scales": [1.0, 0.5], "nearly_largest": 1.0, "largest_kept": 50, "smallest": 10, "regions": 1}
+    update_index(tmp_path, working_size=rule)
     pipeline = load_pipeline(str(tmp_path))
-    assert pipeline.working_size == WorkingSize(largest_kept=50, above=1e-6, smallest=10, regions=1)
-    assert pipeline(noise(64, 96), output_type="pt").scale == 0.16
+    assert vars(pipeline.working_size) == vars(WorkingSize()) | rule
+    assert pipeline(noise(64, 96), output_type="pt").scale == 0.5
     assert pipeline(noise(40, 50), output_type="pt").scale == 1
-    for wrong in ({"scales": [0.5, 1]}, {"unknown": 1}, {"vanished": 2}):
+    for wrong in ({"scales": [0.5, 1]}, {"unknown": 1}, {"nearly_largest": 2}):
         update_index(tmp_path, working_size=wrong)
         with pytest.raises(CheckpointError, match="working_size that is none"):
             load_pipeline(str(tmp_path))
@@ -194,7 +209,7 @@ def half_of_detail():
 def measuring():
     """A pipeline that measures the scale of all but the smallest images."""
     pipeline = tiny_pipeline()
-    pipeline.working_size = WorkingSize(scales=(1.0, 0.5), vanished=1e-6, above=1.0, largest_kept=50, smallest=10)
+    pipeline.working_size = WorkingSize(scales=(1.0, 0.5), nearly_largest=1.0, largest_kept=50, smallest=10)
     return pipeline
 
 
@@ -220,7 +235,7 @@ def test_of_several_images_the_finest_scale_counts():
 def test_sample_py_measures_the_scale_where_the_image_counts(tmp_path, capsys, how):
     image, mask = half_of_detail()
     measuring().save_pretrained(tmp_path / "checkpoint")
-    rule = {"scales": [1.0, 0.5], "vanished": 1e-6, "above": 1.0, "largest_kept": 50, "smallest": 10}
+    rule = {"scales": [1.0, 0.5], "nearly_largest": 1.0, "largest_kept": 50, "smallest": 10}
     update_index(tmp_path / "checkpoint", working_size=rule)
     flags = ["--checkpoint", str(tmp_path / "checkpoint"), "--device", "cpu", "--steps", "1", "--scale", "auto"]
     pixels = (255 * image[0]).byte().permute(1, 2, 0).numpy()

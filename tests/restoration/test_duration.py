@@ -23,12 +23,10 @@ from tests.tiny import tiny_pipeline
 
 @pytest.fixture
 def searched(tmp_path):
-    """A checkpoint that restores images of more than 50 pixels at scale 0.16."""
+    """A checkpoint that restores noise of more than 50 pixels at scale 0.5."""
     checkpoint = with_presets(tmp_path, balanced=vars(SamplingSettings(steps=2)))
-    scales = {"scales": [1.0, 0.4, 0.16]}
-    update_index(
-        Path(checkpoint), working_size={"largest_kept": 50, "above": 1e-6, "smallest": 5, "regions": 1} | scales
-    )
+    rule = {"scales": [1.0, 0.5], "nearly_largest": 1.0, "largest_kept": 50, "smallest": 5, "regions": 1, "context": 0}
+    update_index(Path(checkpoint), working_size=rule)
     return checkpoint
 
 
@@ -40,10 +38,10 @@ def tick(monkeypatch, seconds=1.0):
 @pytest.mark.parametrize(
     ("options", "pixels", "searches"),
     [
-        ({}, 2 * 10 * 15 + 30 * 40, 1),
+        ({}, 2 * 30 * 48 + 30 * 40, 1),
         ({"scale": 1}, 2 * 60 * 96 + 30 * 40, 0),
-        ({"scale": 0.5}, 2 * 30 * 48 + 15 * 20, 0),
-        ({"max_side": 64}, 2 * 10 * 15 + 30 * 40, 1),
+        ({"scale": 0.4}, 2 * 24 * 38 + 12 * 16, 0),
+        ({"max_side": 64}, 2 * 30 * 48 + 30 * 40, 1),
         ({"max_side": 64, "scale": 1}, 2 * 40 * 64 + 30 * 40, 0),
     ],
 )
@@ -64,10 +62,10 @@ def test_the_expected_time_is_that_of_the_scale_that_is_found(
     if searches:  # which is not looked for again
         monkeypatch.setattr(restorer.pipeline, "_working_scale", None)
         large = restorer.read(tmp_path / "large.png", Names.of(tmp_path / "out.png"))
-        assert restorer.scale_of(large) == 0.16
+        assert restorer.scale_of(large) == 0.5
 
 
-@pytest.mark.parametrize("may_take", [0.01, 0.08])  # the smallest scale takes 0.05 s, and the search 0.06 s
+@pytest.mark.parametrize("may_take", [0.1, 0.53])  # the smallest scale takes 0.5 s, and the search 0.06 s
 def test_no_scale_is_looked_for_where_that_and_the_smallest_take_too_long(tmp_path, monkeypatch, searched, may_take):
     images.write(tmp_path / "a.png", torch.rand(3, 60, 96))
     restorer = Restorer(Options("", searched, device="cpu"), {})
