@@ -23,7 +23,6 @@ class WorkingSize:
     Args:
         scales: to choose from, descending, the first of them 1.
         nearly_largest: the finest scale is chosen whose change is at least this share of the largest one.
-        largest_kept: an image whose longer side has at most so many pixels is restored at its own size.
         smallest: no scale makes the longer side shorter than this.
         keep_sharp: as in `SamplingSettings`, for the measurement.
         region: sides of the measured regions, relative to those of the image.
@@ -34,8 +33,7 @@ class WorkingSize:
 
     scales: Sequence[float] = (1.0, 0.6, 0.4, 0.25, 0.16, 0.1)
     nearly_largest: float = 0.9
-    largest_kept: int = 800
-    smallest: int = 480
+    smallest: int = 180
     keep_sharp: float = 2.5
     region: float = 0.16
     regions: int = 2
@@ -51,10 +49,7 @@ class WorkingSize:
 
     def possible_scales(self, height: int, width: int) -> list[float]:
         """The scales among which that of an image is looked for; 1 alone where it is not."""
-        longer = max(height, width)
-        if longer <= self.largest_kept:
-            return [1.0]
-        return [scale for scale in self.scales if scale == 1 or scale * longer >= self.smallest]
+        return [scale for scale in self.scales if scale == 1 or scale * max(height, width) >= self.smallest]
 
     def searched_pixels(self, height: int, width: int) -> float:
         """How many pixels are restored at most to find the scale of an image."""

@@ -84,13 +84,14 @@ def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> flo
     """
     options, rule = restorer.options, restorer.pipeline.working_size
     is_searched = options.scale == "auto" and rule is not None
-    searched = [one for one in sized if is_searched and max(one[2:]) > rule.largest_kept]
+    searched = [one for one in sized if is_searched and len(rule.possible_scales(*one[2:])) > 1]
     others = [one for one in sized if one not in searched]
     photograph = _first_of(restorer, searched or sized)
     if photograph is None:
         return 0.0
     others_pixels = _pixels(restorer, others, options.scale)
-    least_pixels = others_pixels + _pixels(restorer, searched, min(rule.scales) if searched else 1.0)
+    least_pixels = others_pixels
+    least_pixels += sum(_pixels(restorer, [one], min(rule.possible_scales(*one[2:]))) for one in searched)
     least_pixels += sum(rule.searched_pixels(height, width) for _, _, height, width in searched)
     pace = _seconds_a_pixel(restorer, photograph, least_pixels, may_take)
     least = pace * least_pixels

@@ -115,7 +115,7 @@ SENTENCES = {
         f"it is {'half' if SHARE_OF_FREE_MEMORY == 0.5 else '?'} of the free memory",
         f"batches of up to {'two' if PIXELS_AT_ONCE == 2 << 20 else '?'} megapixels and {IMAGES_AT_ONCE} images",
         f"whose brightest colour is the {BRIGHTEST_PERCENTILE}th percentile",
-        f"images of up to {WorkingSize().largest_kept} pixels keep their size",
+        f"no copy is smaller than {WorkingSize().smallest} pixels",
         f"differs by more than {COLOUR_DRIFT * 255:g} of 255 levels",
         f"of other inputs it has {SETTINGS['JPEG']['quality']}, AVIF {SETTINGS['AVIF']['quality']} and HEIF"
         f" {SETTINGS['HEIF']['quality']}, which is as near, all without chroma subsampling",

@@ -248,7 +248,7 @@ def test_hidden_colours_change_no_visible_pixel_and_stay(options, keep_sharp):
     colours = np.kron(generator.integers(65536, size=(12, 16, 3)), np.ones((8, 8, 1)))
     hidden = [0, 65535, colours, generator.integers(65536, size=(96, 128, 3))]
     pipeline = tiny_pipeline(UNetPredictor(8, (1, 2), 1, size_head=True))
-    pipeline.working_size = WorkingSize(largest_kept=50, smallest=20, region=0.6)
+    pipeline.working_size = WorkingSize(smallest=20, region=0.6)
     settings = SamplingSettings(steps=2, num_samples=2, keep_sharp=keep_sharp)
     results, seen = [], []
     pipeline.predictor.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numpy()))

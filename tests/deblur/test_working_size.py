@@ -23,7 +23,7 @@ from deblur.working_size import (
 )
 from tests.tiny import tiny_pipeline
 
-SCALES = {"scales": (1.0, 0.5, 0.25, 0.125), "largest_kept": 100, "smallest": 20}
+SCALES = {"scales": (1.0, 0.5, 0.25, 0.125), "smallest": 20}
 RULE = WorkingSize(**SCALES, region=0.25, context=0)
 
 
@@ -92,7 +92,7 @@ def test_the_changes_of_all_regions_count_whichever_is_blurred(is_blurred):
 
 def test_a_small_image_is_not_measured():
     change, seen = changing({})
-    assert chosen_scale(noise(80, 100), change, RULE) == 1
+    assert chosen_scale(noise(20, 30), change, RULE) == 1
     assert not seen
 
 
@@ -165,7 +165,7 @@ def test_images_in_a_batch_get_their_own_changes():
 
 def test_a_checkpoint_stores_its_rule_and_a_wrong_one_is_refused(tmp_path):
     tiny_pipeline().save_pretrained(tmp_path)
-    rule = {"scales": [1.0, 0.5], "nearly_largest": 1.0, "largest_kept": 50, "smallest": 10, "regions": 1}
+    rule = {"scales": [1.0, 0.5], "nearly_largest": 1.0, "smallest": 30, "regions": 1}
     update_index(tmp_path, working_size=rule)
     pipeline = load_pipeline(str(tmp_path))
     assert vars(pipeline.working_size) == vars(WorkingSize()) | rule
@@ -209,7 +209,7 @@ def half_of_detail():
 def measuring():
     """A pipeline that measures the scale of all but the smallest images."""
     pipeline = tiny_pipeline()
-    pipeline.working_size = WorkingSize(scales=(1.0, 0.5), nearly_largest=1.0, largest_kept=50, smallest=10)
+    pipeline.working_size = WorkingSize(scales=(1.0, 0.5), nearly_largest=1.0, smallest=10)
     return pipeline
 
 
@@ -235,7 +235,7 @@ def test_of_several_images_the_finest_scale_counts():
 def test_sample_py_measures_the_scale_where_the_image_counts(tmp_path, capsys, how):
     image, mask = half_of_detail()
     measuring().save_pretrained(tmp_path / "checkpoint")
-    rule = {"scales": [1.0, 0.5], "nearly_largest": 1.0, "largest_kept": 50, "smallest": 10}
+    rule = {"scales": [1.0, 0.5], "nearly_largest": 1.0, "smallest": 10}
     update_index(tmp_path / "checkpoint", working_size=rule)
     flags = ["--checkpoint", str(tmp_path / "checkpoint"), "--device", "cpu", "--steps", "1", "--scale", "auto"]
     pixels = (255 * image[0]).byte().permute(1, 2, 0).numpy()

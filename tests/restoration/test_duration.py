@@ -23,9 +23,9 @@ from tests.tiny import tiny_pipeline
 
 @pytest.fixture
 def searched(tmp_path):
-    """A checkpoint that restores noise of more than 50 pixels at scale 0.5."""
+    """A checkpoint that restores noise of 80 and more pixels at scale 0.5."""
     checkpoint = with_presets(tmp_path, balanced=vars(SamplingSettings(steps=2)))
-    rule = {"scales": [1.0, 0.5], "nearly_largest": 1.0, "largest_kept": 50, "smallest": 5, "regions": 1, "context": 0}
+    rule = {"scales": [1.0, 0.5], "nearly_largest": 1.0, "smallest": 40, "regions": 1, "context": 0}
     update_index(Path(checkpoint), working_size=rule)
     return checkpoint
 

@@ -191,7 +191,7 @@ def test_out_of_memory_halves_a_batch_and_names_a_photo(checkpoint, tmp_path, mo
 
 def test_a_photo_whose_scale_is_not_found_within_memory_is_named_and_the_others_restored(tmp_path, monkeypatch, capsys):
     checkpoint = with_presets(tmp_path, balanced={})
-    update_index(Path(checkpoint), working_size={"largest_kept": 50, "smallest": 10, "region": 1.0})
+    update_index(Path(checkpoint), working_size={"smallest": 10, "region": 1.0})
     for name, side in (("large", 99), ("small", 20)):
         images.write(tmp_path / "in" / f"{name}.png", torch.rand(3, side, side))
     limit(monkeypatch, "predict")

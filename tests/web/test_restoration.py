@@ -65,7 +65,7 @@ def test_a_result_at_another_scale_is_the_pipeline_s_to_the_bit(page, visit):
 def test_the_scale_that_was_found_to_tell_the_time_is_not_looked_for_again(page, visit, tmp_path, monkeypatch):
     """But where a part is painted, which is where it is looked for then."""
     pipeline, calls = page.actions.restorer.pipeline, []
-    monkeypatch.setattr(pipeline, "working_size", WorkingSize(largest_kept=30, smallest=10, region=0.6))
+    monkeypatch.setattr(pipeline, "working_size", WorkingSize(smallest=10, region=0.6))
     opened(page, tmp_path / "a photo.jpg")
     hook = pipeline.predictor.register_forward_pre_hook(lambda *given: calls.append(1))
     brushed(tmp_path / "layer.png", 52, 40)
