@@ -246,11 +246,11 @@ def test_a_graph_has_the_stages_that_were_asked_for_whatever_a_preset_says(tmp_p
     pipeline = tiny_pipeline(TwoStages())
     pipeline.denoiser = None
     pipeline.register_to_config(presets={"balanced": {"blend": 0.0}, "fast": {"blend": 0.0, "stages": 1}})
-    pipeline.register_to_config(working_size={"smallest": 60, "stages": 1})
+    pipeline.register_to_config(working_size={"smallest": 80, "stages": 1})
     pipeline.save_pretrained(tmp_path / "staged")
     export_onnx(str(tmp_path / "staged"), str(tmp_path / "graph"), stages=stages, classes=RICH)
     exported = load_pipeline(str(tmp_path / "graph"), provider="cpu")
-    assert exported.working_size.smallest == 60
+    assert exported.working_size.smallest == 80
     theirs, other = (pipeline.predict(image(96, 100), stages=n).images for n in (stages, 1 if stages is None else 2))
     for preset in ("balanced", "fast"):
         ours = exported(image(96, 100), preset, output_type="pt").images
