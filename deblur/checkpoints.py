@@ -22,7 +22,7 @@ from deblur.models.networks.mixins import DDPMScheduler
 from deblur.onnx.network import OnnxNetwork, Precision, Provider
 from deblur.settings import SCHEDULES, SamplingSettings
 from deblur.storage import replacing
-from deblur.working_size import WorkingSize
+from deblur.working_size import OF_AN_EARLIER_RULE, WorkingSize
 
 PARTS = ("predictor", "denoiser")
 
@@ -184,6 +184,9 @@ def _index_text(index: dict) -> str:
 
 def _arguments(parts: dict[str, nn.Module], values: dict, what: str) -> dict[str, Any]:
     """A pipeline's arguments, from its networks and what is stored beside them."""
+    if isinstance(rule := values.get("working_size"), dict):
+        known = {name: value for name, value in rule.items() if name not in OF_AN_EARLIER_RULE}
+        values = values | {"working_size": known}
     if fault := _fault(values):
         raise CheckpointError(f"{what} {fault}")
     betas, c = values["betas"], values["residual_scale"]

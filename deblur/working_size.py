@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 LONGEST_SEARCHED_SIDE = 400  # pixels, the longer side of the image in which regions are looked for
+OF_AN_EARLIER_RULE = {"vanished", "above", "compared", "largest_kept"}  # in the index of older checkpoints
 
 
 @dataclass(frozen=True)

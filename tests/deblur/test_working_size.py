@@ -177,6 +177,12 @@ def test_a_checkpoint_stores_its_rule_and_a_wrong_one_is_refused(tmp_path):
             load_pipeline(str(tmp_path))
 
 
+def test_a_checkpoint_with_the_earlier_rule_gets_the_present_one(tmp_path):
+    tiny_pipeline().save_pretrained(tmp_path)
+    update_index(tmp_path, working_size={"above": 3.0, "vanished": 0.7, "stages": 1})
+    assert load_pipeline(str(tmp_path)).working_size == WorkingSize(stages=1)
+
+
 @pytest.mark.parametrize("scale", [0, 1.5, -1])
 def test_a_scale_that_is_none_is_refused(scale):
     with pytest.raises(ValueError, match="scale must be auto, or above 0 and at most 1"):
