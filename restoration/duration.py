@@ -79,13 +79,16 @@ def sizes(work: Iterable[tuple[Path, Names]]) -> Iterator[Sized]:
 def expected(restorer: Restorer, sized: Sequence[Sized], may_take: float) -> float:
     """About how many seconds images take by a restorer, as a piece of one of them takes it.
 
-    The scale that is found for the first large image stands for those of the others, and finding it counts, too; it is
-    not looked for where the search and the smallest scale take longer than the images may take.
+    The scale that is found for the first image with a choice stands for those of the others, and finding it counts,
+    too; it is not looked for where the search and the smallest scale take longer than the images may take.
     """
     options, rule = restorer.options, restorer.pipeline.working_size
-    is_searched = options.scale == "auto" and rule is not None
-    searched = [one for one in sized if is_searched and len(rule.possible_scales(*one[2:])) > 1]
-    others = [one for one in sized if one not in searched]
+
+    def is_searched(one: Sized) -> bool:
+        return options.scale == "auto" and rule is not None and len(rule.possible_scales(*one[2:])) > 1
+
+    searched = [one for one in sized if is_searched(one)]
+    others = [one for one in sized if not is_searched(one)]
     photograph = _first_of(restorer, searched or sized)
     if photograph is None:
         return 0.0
