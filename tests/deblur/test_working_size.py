@@ -23,8 +23,7 @@ from deblur.working_size import (
 )
 from tests.tiny import tiny_pipeline
 
-SCALES = {"scales": (1.0, 0.5, 0.25, 0.125), "smallest": 20}
-RULE = WorkingSize(**SCALES, region=0.25, context=0)
+RULE = WorkingSize(scales=(1.0, 0.5, 0.25, 0.125), smallest=20, region=0.25, context=0)
 
 
 def noise(height, width):
