@@ -75,6 +75,14 @@ def test_no_scale_is_looked_for_where_that_and_the_smallest_take_too_long(tmp_pa
     assert restorer.scales == {}
 
 
+def test_a_scale_is_looked_for_where_that_and_the_smallest_are_quick_enough(tmp_path, monkeypatch, searched):
+    images.write(tmp_path / "a.png", torch.rand(3, 60, 96))
+    restorer = Restorer(Options("", searched, device="cpu"), {})
+    tick(monkeypatch)
+    duration.expected(restorer, [(tmp_path / "a.png", Names.of(tmp_path / "out.png"), 60, 96)], 0.6)
+    assert set(restorer.scales) == {tmp_path / "a.png"}
+
+
 @pytest.mark.parametrize(
     ("first", "seconds", "pixels", "may_take", "side"),
     [
