@@ -275,6 +275,11 @@ class Restorer:
                 f"{photograph.path} is not written: its restoration has pixels that are no numbers, the checkpoint may"
                 " be damaged; --on_fault fallback writes the prediction"
             )
+        if "std" in self.extras.maps and not out.std.isfinite().all():
+            raise ImageError(
+                f"{photograph.path} is not written: a sample has pixels that are no numbers, so there is no map of how"
+                " much the samples differ; --uncertainty false writes the restoration"
+            )
         amount = restored_amount(out.share.cpu(), visible)
         made = Restoration(photograph, out, restored, amount, found, seconds)
         noted = notes(made, self.mask is not None)

@@ -309,5 +309,8 @@ def test_an_image_whose_sample_is_no_numbers_is_refused_whole_and_the_next_one_r
     assert said.err.count("is not written: its restoration has pixels that are no numbers") == 3
     assert "wrote 0 of 3" in said.out
     assert restored(tmp_path / "out") == {}
+    assert run(*command, "--on_fault", "fallback", "--uncertainty", "true") == 1
+    assert capsys.readouterr().err.count("--uncertainty false writes the restoration") == 3
+    assert restored(tmp_path / "out") == {}
     assert run(*command, "--on_fault", "fallback") == 0
     assert len(restored(tmp_path / "out")) == 6
