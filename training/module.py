@@ -121,7 +121,8 @@ class Predict(L.LightningModule):
             estimates, log_size = self.predictor.estimates(y, *stored)
         if self.frozen:
             return estimates[0], log_size, 0.0
-        loss, terms = self.predictor_loss(estimates, log_size, x)
+        free = ["/" in str(n) for n in batch["name"]] if self.training else None
+        loss, terms = self.predictor_loss(estimates, log_size, x, free)
         self.log_dict({f"train/{name}": term for name, term in terms.items()})
         return estimates[0], log_size, loss
 
