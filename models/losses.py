@@ -194,7 +194,7 @@ class PredictorLoss:
     image_loss: Callable | None = None
     weight: float = 1.0
 
-    def __call__(self, estimates: list[Tensor], log_size: Tensor | None, x: Tensor, free=None) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, estimates: list[Tensor], log_size: Tensor | None, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss without its weight, and by name the parts that a log shows.
 
         Args:
@@ -204,9 +204,7 @@ class PredictorLoss:
         """
         distances = []
         for estimate in estimates:
-            error = estimate - (x if free is None else registered(x, estimate, free))
-            if free is not None:
-                error = error[..., 6:-6, 6:-6]
+            error = estimate - x
             if self.distance == "l1":
                 distances.append(error.abs().mean())
             elif self.distance == "l2":
@@ -235,43 +233,3 @@ def laplace_loss(log_size: Tensor, error: Tensor) -> Tensor:
         error: x - x_init (N, 3, H, W) in [-1, 1]; it receives no gradient.
     """
     return (error.detach().abs().mean(1, keepdim=True) * (-log_size).exp() + log_size).mean() - math.log(SMALLEST_SIZE)
-
-
-@torch.no_grad()
-def registered(x: Tensor, estimate: Tensor, free: list[bool]) -> Tensor:
-    """The sharp images, those of `free` moved to where the estimate is, by a shift of up to 4 pixels."""
-    moved = x.float().clone()
-    with torch.autocast(x.device.type, enabled=False):
-        for i in [i for i, one in enumerate(free) if one]:
-            dy, dx = shift_between(x[i].float().mean(0), estimate[i].detach().float().mean(0))
-            moved[i] = shifted(x[i].float(), dy, dx)
-    return moved.to(x.dtype)
-
-
-def shifted(image: Tensor, dy: float, dx: float) -> Tensor:
-    h, w = image.shape[-2:]
-    phase = torch.fft.fftfreq(h)[:, None] * dy + torch.fft.rfftfreq(w) * dx
-    return torch.fft.irfft2(torch.fft.rfft2(image) * torch.exp(-2j * torch.pi * phase), (h, w))
-
-
-def shift_between(sharp: Tensor, estimate: Tensor, border: int = 8, most: float = 4.0) -> tuple[float, float]:
-    """(dy, dx) by which the sharp image (H, W) is to be moved, by least squares from the best whole pixels on."""
-    inner = (slice(border, -border), slice(border, -border))
-    best = (float("inf"), 0.0, 0.0)
-    for dy in range(-4, 5):
-        for dx in range(-4, 5):
-            error = (torch.roll(sharp, (dy, dx), (0, 1)) - estimate)[inner].square().mean().item()
-            best = min(best, (error, float(dy), float(dx)))
-    error, dy, dx = best
-    for _ in range(3):
-        now = shifted(sharp, dy, dx)
-        down, across = torch.gradient(now)
-        a, b, d = down[inner].flatten(), across[inner].flatten(), (now - estimate)[inner].flatten()
-        matrix = torch.stack([torch.stack([a @ a, a @ b]), torch.stack([a @ b, b @ b])]) + 1e-6 * torch.eye(2)
-        step = torch.linalg.solve(matrix, torch.stack([a @ d, b @ d])).clamp(-0.7, 0.7)
-        new = (max(-most, min(most, dy + step[0].item())), max(-most, min(most, dx + step[1].item())))
-        new_error = (shifted(sharp, *new) - estimate)[inner].square().mean().item()
-        if new_error >= error:
-            break
-        error, (dy, dx) = new_error, new
-    return dy, dx

@@ -121,8 +121,7 @@ class Predict(L.LightningModule):
             estimates, log_size = self.predictor.estimates(y, *stored)
         if self.frozen:
             return estimates[0], log_size, 0.0
-        free = ["/" in str(n) for n in batch["name"]] if self.training else None
-        loss, terms = self.predictor_loss(estimates, log_size, x, free)
+        loss, terms = self.predictor_loss(estimates, log_size, x)
         self.log_dict({f"train/{name}": term for name, term in terms.items()})
         return estimates[0], log_size, loss
 
