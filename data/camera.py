@@ -36,15 +36,27 @@ class CameraShake:
         curvature: range of the standard deviation, in radians, of the change of direction from the start to the end of
             the exposure, drawn uniformly; 0 is a straight line, 3 makes loops.
         truth: see `Truth`.
+        unevenness: range of a power p, drawn uniformly: the path's length grows by t^p of the exposure's time t in half
+            of the images, which start slowly, and by 1 - (1 - t)^p in the others, which end so. At 4 the camera is
+            nearly still for half of the time, as in frames of GoPro, and the middle of the exposure is far from the
+            mean. null: as the speed is.
     """
 
-    def __init__(self, length: Range = (3.0, 21.0), curvature: Range = (0.0, 3.0), truth: Truth = "mean"):
+    def __init__(
+        self,
+        length: Range = (3.0, 21.0),
+        curvature: Range = (0.0, 3.0),
+        truth: Truth = "mean",
+        unevenness: Range | None = None,
+    ):
         check_ranges("CameraShake", length=length, curvature=curvature)
-        self.length, self.curvature, self.truth = length, curvature, truth
+        if unevenness is not None:
+            check_ranges("CameraShake", 1, unevenness=unevenness)
+        self.length, self.curvature, self.truth, self.unevenness = length, curvature, truth, unevenness
         # With speeds between v and 4 v no point is further from the centroid than 2/3 of the length, and none further
-        # from the middle of the exposure than 4/5.
-        reach = {"mean": 2 / 3, "middle": 4 / 5}
-        self.margin = math.ceil(reach[truth] * length[1])
+        # from the middle of the exposure than 4/5. Nothing is further from a point of its path than the path is long.
+        reach = {"mean": 2 / 3, "middle": 4 / 5}[truth] if unevenness is None else 1
+        self.margin = math.ceil(reach * length[1])
 
     def kernel(self, generator: Generator) -> Tensor:
         """A random (K, K) kernel of sum 1, K odd and at most 2 margin + 1."""
@@ -53,13 +65,17 @@ class CameraShake:
     def trajectory(self, generator: Generator) -> Tensor:
         """A random (T, 2) trajectory of offsets (x, y) in pixels, with at least four points per pixel of length."""
         length, curvature = between(generator, self.length), between(generator, self.curvature)
-        instants = max(16, math.ceil(4 * length))
+        power = 1 if self.unevenness is None else between(generator, self.unevenness)
+        instants = max(16, math.ceil(4 * length * power))
         direction, pace = 2 * math.pi * torch.rand((), generator=generator).item(), torch.randn((), generator=generator)
         # Random walks whose standard deviation is 1 at the end of the exposure.
         walks = torch.randn(2, instants - 1, generator=generator) / math.sqrt(instants - 1)
         turn, change = walks.cumsum(1)
         direction = direction + curvature * turn
         speed = 2 ** torch.tanh(pace + change)  # 1/2 to 2
+        if self.unevenness is not None:
+            growth = torch.linspace(0, 1, instants).pow(power).diff()
+            speed = speed * (growth if torch.rand((), generator=generator) < 0.5 else growth.flip(0))
         speed = speed * (length / speed.sum())
         steps = torch.stack([speed * direction.cos(), speed * direction.sin()], dim=1)
         trajectory = F.pad(steps.cumsum(0), (0, 0, 1, 0))  # starts at the origin
@@ -344,11 +360,11 @@ def between(generator: Generator, span: Range) -> float:
     return span[0] + (span[1] - span[0]) * torch.rand((), generator=generator).item()
 
 
-def check_ranges(owner: str, **ranges: Range) -> None:
-    """Raise ValueError, naming the argument, unless each range satisfies 0 <= low <= high."""
+def check_ranges(owner: str, least: float = 0, **ranges: Range) -> None:
+    """Raise ValueError, naming the argument, unless each range satisfies least <= low <= high."""
     for name, (low, high) in ranges.items():
-        if not 0 <= low <= high:
-            raise ValueError(f"{owner}'s {name} must be a range from 0 up, low <= high, not ({low}, {high}).")
+        if not least <= low <= high:
+            raise ValueError(f"{owner}'s {name} must be a range from {least:g} up, low <= high, not ({low}, {high}).")
 
 
 def _centred(kernel: Tensor) -> Tensor:

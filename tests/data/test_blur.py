@@ -291,6 +291,7 @@ def test_jpeg_qualities_cover_their_range():
         (lambda: SyntheticBlur([Defocus()], weights=[1.0, 2.0]), "weights must be 1 numbers"),
         (lambda: CameraShake(length=(5, 3)), "length"),
         (lambda: CameraShake(curvature=(0.0, float("nan"))), "curvature"),
+        (lambda: CameraShake(unevenness=(0.5, 2.0)), "unevenness must be a range from 1 up"),
         (lambda: Defocus(radius=(-1, 2)), "radius"),
         (lambda: SixDegrees(frame=0), "at least 1 pixel"),
         (lambda: MeasuredKernels("gone.npz"), "gone.npz is no file"),

@@ -80,6 +80,23 @@ def test_trajectories_have_the_length_and_the_curvature_asked_for():
             assert turn.abs().max() < 1e-3
 
 
+def test_uneven_motion_grows_by_a_power_of_time():
+    shake = CameraShake(length=(12, 12), curvature=(0, 0), truth="middle", unevenness=(4, 4))
+    paths = torch.stack([shake.trajectory(g) for g in generators(300)])
+    travelled = paths.diff(dim=1).norm(dim=2)
+    torch.testing.assert_close(travelled.sum(1), torch.full((300,), 12.0))
+    assert paths.norm(dim=2).max() <= shake.margin
+    first, second = travelled.chunk(2, dim=1)
+    starts_slowly = first.sum(1) < second.sum(1)
+    assert abs(starts_slowly.float().mean() - 0.5) < 0.1
+    slow = torch.where(starts_slowly, first.sum(1), second.sum(1)) / 12
+    even = 2.0**-4  # of the length, if the speed is steady; it varies four times at most
+    assert even / 4 < slow.min() < slow.max() < 4 * even
+    assert abs(slow.mean() - even) < 0.03
+    longest = 12 * 4 * 4 / travelled.shape[1]  # of a step: the last is four times the mean, and its speed may be, too
+    assert travelled.max() < longest
+
+
 def test_lengths_are_drawn_from_their_range_and_instants_follow_them():
     paths = [CameraShake(length=(0, 20)).trajectory(g) for g in generators(300)]
     lengths = torch.stack([path.diff(dim=0).norm(dim=1).sum() for path in paths])
