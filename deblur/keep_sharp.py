@@ -81,7 +81,7 @@ def restored_share(blurry: Tensor, x_init: Tensor, keep_sharp: float, visible: T
     without_lights = 255 * _root_mean(of_surfaces, visible)
     weights, near = (_weight(squares, fine_detail, keep_sharp, visible, spread) for spread in (SURROUNDINGS, NEAR))
     del squares, fine_detail, of_surfaces  # of the photograph's size
-    blocks = torch.minimum(weights, _opened(weights, SQUARE))
+    blocks = _opened(weights, SQUARE)
     is_sharp = (blocks == 0) & (without_lights > LEAST_DETAIL)
     counted = torch.ones_like(blocks) if visible is None else _in_blocks(visible.float())
     sharp_share = (is_sharp * counted).sum((1, 2, 3)) / counted.sum((1, 2, 3))  # no number where all is hidden
