@@ -83,6 +83,21 @@ def test_the_seconds_of_a_step_are_those_of_their_case():
         assert cases[f"{steps}/fp32-nchw/eager"]["seconds"] / default == pytest.approx(2, abs=0.3)
 
 
+def test_the_readme_says_what_samples_of_maxim_gain_and_lose():
+    rows = (RESULTS / "maxim.md").read_text().partition("## Samples")[2].splitlines()
+
+    def on_gopro(name):
+        (row,) = [row for row in rows if row.startswith(f"| {name}")]
+        return map(float, NUMBER.findall(row.split("|")[2]))
+
+    (psnr, lpips), balanced, perceptual = map(on_gopro, ("prediction", "**preset balanced", "**preset perceptual"))
+    gains = [(100 * (1 - of_sample / lpips), psnr - its_psnr) for its_psnr, of_sample in (balanced, perceptual)]
+    first, second = (f"{gain:.0f} %{{}} and {loss:.2f} dB" for gain, loss in gains)
+    page = " ".join((ROOT / "README.md").read_text().split())
+    assert f"the result has {first.format(' lower LPIPS than the prediction')} less" in page
+    assert f"by the preset perceptual, the sample alone, {second.format('')} (" in page
+
+
 def grid_row(name):
     settings = read_grid(ROOT / "configs" / "grid" / f"{name}.yaml")
     return f"| `{name}.yaml` | {len(settings)} | {sum(map(steps_of, sharing_samples(settings)))} |"
