@@ -88,14 +88,17 @@ def test_the_readme_says_what_samples_of_maxim_gain_and_lose():
 
     def on_gopro(name):
         (row,) = [row for row in rows if row.startswith(f"| {name}")]
-        return map(float, NUMBER.findall(row.split("|")[2]))
+        return [float(number) for number in NUMBER.findall(row.split("|")[2])]
 
-    (psnr, lpips), balanced, perceptual = map(on_gopro, ("prediction", "**preset balanced", "**preset perceptual"))
-    gains = [(100 * (1 - of_sample / lpips), psnr - its_psnr) for its_psnr, of_sample in (balanced, perceptual)]
-    first, second = (f"{gain:.0f} %{{}} and {loss:.2f} dB" for gain, loss in gains)
+    said = {
+        "**preset balanced": "the result has {:.0f} % lower LPIPS than the prediction and {:.2f} dB less",
+        "**preset perceptual": "by the preset perceptual, the sample alone, {:.0f} % and {:.2f} dB (",
+    }
     page = " ".join((ROOT / "README.md").read_text().split())
-    assert f"the result has {first.format(' lower LPIPS than the prediction')} less" in page
-    assert f"by the preset perceptual, the sample alone, {second.format('')} (" in page
+    psnr, lpips = on_gopro("prediction")
+    for name, words in said.items():
+        psnr_of_sample, lpips_of_sample = on_gopro(name)
+        assert words.format(100 * (1 - lpips_of_sample / lpips), psnr - psnr_of_sample) in page
 
 
 def grid_row(name):
