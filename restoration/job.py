@@ -43,7 +43,7 @@ class Job:
 
     def __init__(self, outputs: Outputs, options: Options, numbers: dict[str, Any]):
         self.outputs, self.numbers = outputs, numbers
-        self.manifest = Manifest(outputs.folder)
+        self.manifest = Manifest(outputs.folder, outputs.work[0][1].name if outputs.is_file else None)
         self.rank, self.processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         device = choose_device(options.device)
         if self.processes > 1 and str(device) == "cuda":

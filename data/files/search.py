@@ -6,7 +6,7 @@ import os
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path, PurePath
@@ -71,28 +71,33 @@ def find(path: str | Path, results: bool = True) -> list[Path]:
     """List images: a file returns itself, a folder all its images in sorted order, including subfolders.
 
     A pattern such as photos/**/*.png returns the images that match it. Hidden files and folders are ignored, and so are
-    files without an image suffix in folders and patterns, and without `results` folders of restored images, which have
-    a manifest. Raises ImageError if no image is found.
+    files without an image suffix in folders and patterns, and without `results` restored images, which a manifest
+    lists; but not those of the folder in which a pattern begins. Raises ImageError if no image is found.
     """
     found, pattern = located(path)
     if found.is_file():
         return [found]
     if not found.is_dir():
         raise ImageError(f"{path} is neither an image nor a folder: no such file.")
-    if not results and not pattern and is_output(found):
-        raise ImageError(
-            f"{path} holds restored images (it has a {MANIFEST}): to restore them again, give a pattern, '{path}/*.png'"
-        )
-    files = sorted(file for file in _visible(found, pattern, results) if file.suffix.lower() in READ_SUFFIXES)
+    files = sorted(file for file in _visible(found, pattern) if file.suffix.lower() in READ_SUFFIXES)
     if not files:
         raise ImageError(f"{path} holds no image ({' '.join(sorted(READ_SUFFIXES))}).")
-    return files
+    if results:
+        return files
+    results_in = cache(_results_in)  # for this search alone: a manifest may change before the next one
+    originals = [file for file in files if not _is_result(file, found, not pattern, results_in)]
+    if not originals:
+        raise ImageError(
+            f"{path} holds restored images alone (as its {MANIFEST} says): to restore them again, give a pattern that"
+            f" begins in their folder, such as '{files[0].parent}/*{files[0].suffix}'"
+        )
+    return originals
 
 
 def passed_over(path: str | Path) -> Counter[str]:
     """The number of images that `find` ignores, by their suffix or as NO_SUFFIX: those of another one or without."""
     found, pattern = located(path)
-    files = _visible(found, pattern, False) if found.is_dir() else ()
+    files = _visible(found, pattern) if found.is_dir() else ()
     kinds = (_kind_passed_over(file) for file in files if file.suffix.lower() not in READ_SUFFIXES)
     return Counter(kind for kind in kinds if kind)
 
@@ -121,8 +126,8 @@ def _say_left_out(path: str, reason: str) -> None:
     print(f"{path} cannot be read, and is left out: {reason}", file=sys.stderr)
 
 
-def walk(root: Path, results: bool = True, depth: float = float("inf")) -> Iterator[Path]:
-    """The files below a folder, `depth` levels deep, without hidden ones; `results` as in `find`.
+def walk(root: Path, depth: float = float("inf")) -> Iterator[Path]:
+    """The files below a folder, `depth` levels deep, without hidden ones.
 
     A folder is entered once, however many links lead to it. One that may not be read, as lost+found, is named on
     stderr; OSError if it is `root`.
@@ -133,7 +138,7 @@ def walk(root: Path, results: bool = True, depth: float = float("inf")) -> Itera
         while folders:
             folder, left = folders.pop()
             status = folder.stat()
-            if (status.st_dev, status.st_ino) in seen or (not results and folder != root and is_output(folder)):
+            if (status.st_dev, status.st_ino) in seen:
                 continue
             seen.add((status.st_dev, status.st_ino))
             try:
@@ -157,13 +162,31 @@ def walk(root: Path, results: bool = True, depth: float = float("inf")) -> Itera
                     (links if entry.is_symlink() else folders).append((folder / entry.name, left - 1))
 
 
-def is_output(folder: Path) -> bool:
-    """Whether a folder holds restored images: the manifest of sample.py, or that of batches."""
-    file = folder / MANIFEST
+def _is_result(
+    file: Path, root: Path, is_root_asked: bool, results_in: Callable[[Path], frozenset[Path] | None]
+) -> bool:
+    """Whether the manifest of a folder between `root` and a file lists it; that of `root` counts if it is asked."""
+    folders = [folder for folder in file.parents if folder.is_relative_to(root)]
+    asked = folders if is_root_asked else folders[:-1]
+    return any((results := results_in(folder)) is None or file in results for folder in asked)
+
+
+def _results_in(folder: Path) -> frozenset[Path] | None:
+    """The restored images that a folder's manifest lists; None: all below it, which batches have written."""
+    if (folder / "manifest.parquet").is_file():
+        return None
     try:
-        return (folder / "manifest.parquet").is_file() or (file.is_file() and is_manifest(file.read_bytes()))
-    except PermissionError:  # of the folder, of which that is said where its files are looked for
-        return False
+        content = (folder / MANIFEST).read_bytes()
+    except OSError:  # none, or one that may not be read
+        return frozenset()
+    return frozenset(folder / name for name in written_by(content))
+
+
+def written_by(manifest: bytes) -> list[str]:
+    """The files that a manifest.json of sample.py lists, from its folder; none if it is another program's."""
+    if not is_manifest(manifest):
+        return []
+    return [name for entry in json.loads(manifest).values() for name in entry["written"] if isinstance(name, str)]
 
 
 def is_manifest(content: bytes) -> bool:
@@ -177,10 +200,10 @@ def is_manifest(content: bytes) -> bool:
     return all(isinstance(entry, dict) and isinstance(entry.get("written"), list) for entry in entries.values())
 
 
-def _visible(root: Path, pattern: Sequence[str], results: bool) -> Iterator[Path]:
-    """The files below a folder that match a pattern, or all, without hidden ones; `results` as in `find`."""
+def _visible(root: Path, pattern: Sequence[str]) -> Iterator[Path]:
+    """The files below a folder that match a pattern, or all, without hidden ones."""
     depth = float("inf") if not pattern or "**" in pattern else len(pattern)
-    files = walk(root, results, depth)
+    files = walk(root, depth)
     return (file for file in files if not pattern or _matches(file.relative_to(root).parts, pattern))
 
 

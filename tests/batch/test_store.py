@@ -184,11 +184,14 @@ def test_a_foreign_manifest_is_named(place):
 
 def test_folders_are_listed_once_and_results_are_no_inputs(place, tmp_path):
     names = ("a/1.png", "b/2.png", "out/1.png", "out/manifest.parquet", "web/manifest.json", "local/1.png")
-    place.write(dict.fromkeys(names, b"[]") | {"local/manifest.json": b'{"1.png": {"written": ["1.png"]}}'})
+    listed = b'{"../1.png": {"written": ["1.png"]}}'
+    place.write(dict.fromkeys(names, b"[]") | {"local/manifest.json": listed, "b/manifest.json": listed})
     os.symlink(place.base, f"{place.base}/a/up")
     os.symlink(f"{place.base}/b", f"{place.base}/c")
-    assert set(place.inputs()) == {"a/1.png", "b/2.png", "web/manifest.json"}
-    assert set(place.list()) == {*names, "local/manifest.json"}
+    manifests = {"local/manifest.json", "b/manifest.json"}
+    assert set(place.inputs()) == {"a/1.png", "b/2.png", "web/manifest.json", *manifests}
+    assert set(place.list()) == {*names, *manifests}
+    assert set(Place(f"{place.base}/b").inputs()) == {"2.png", "manifest.json"}  # an original beside a result
     for folder in ("out", "local"):
         with pytest.raises(StoreError, match=f"{folder} holds restored images"):
             Place(f"{place.base}/{folder}").inputs()

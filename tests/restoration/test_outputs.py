@@ -157,23 +157,43 @@ def test_no_name_in_a_manifest_leads_out_of_its_folder(image, tmp_path, parts, i
     (out / "link").symlink_to(outside)
     (tmp_path / "keep.png").write_bytes(b"")
     name = f"{tmp_path}/" * is_absolute + "/".join(parts)
-    (out / "manifest.json").write_text(json.dumps({str(image): {"written": [name]}}))
+    (out / "manifest.json").write_text(json.dumps({"../a.png": {"written": [name]}}))
     before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(out)}
     Manifest(out).add(image, written(out, "a.png"), {})
     assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(out)} == before
 
 
 def test_an_image_that_is_named_from_elsewhere_is_the_same_image(image, tmp_path, monkeypatch):
-    """By its restoration: the same file, named from the folder of the photograph and from another one."""
     out = tmp_path / "out"
-    (tmp_path / "elsewhere").mkdir()
-    Manifest(out).add(Path("a.png"), written(out, "a.png"), {"seed": 0})
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    again = Path("../a.png")
-    assert Manifest(out).replaces(again, [out / "a.png"])
-    Manifest(out).add(again, [out / "a.png"], {"seed": 0})
+    files = written(out, "a.png")
+    Manifest(out).add(image, files, {"seed": 0})
+    for folder, name in (("", "a.png"), ("elsewhere", "../a.png"), ("out", "../a.png")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        assert Manifest(Path(os.path.relpath(out))).has(Path(name), [Path(os.path.relpath(files[0]))], {"seed": 0})
     assert list(json.loads((out / "manifest.json").read_text())) == ["../a.png"]
-    assert (out / "a.png").is_file()
+
+
+def test_the_same_name_in_another_folder_is_another_image(image, tmp_path, monkeypatch):
+    out, other = tmp_path / "out", tmp_path / "other"
+    other.mkdir()
+    (other / "a.png").write_bytes(b"blurry")
+    for folder, name in ((tmp_path, "x.png"), (other, "y.png")):
+        monkeypatch.chdir(folder)
+        Manifest(out, name).add(Path("a.png"), written(out, name), {})
+    assert {file.name for file in out.glob("*.png")} == {"x.png", "y.png"}
+
+
+def test_what_the_user_named_is_replaced_under_that_name_alone(image, tmp_path):
+    out = tmp_path / "out"
+    Manifest(out, "fine.png").add(image, written(out, "fine.png", "fine_std.png"), {"seed": 0})
+    Manifest(out, "other.png").add(image, written(out, "other.png"), {"seed": 1})
+    Manifest(out).add(image, written(out, "a.png"), {"seed": 2})
+    assert Manifest(out, "fine.png").has(image, [out / "fine.png", out / "fine_std.png"], {"seed": 0})
+    assert Manifest(out, "other.png").has(image, [out / "other.png"], {"seed": 1})
+    assert Manifest(out).has(image, [out / "a.png"], {"seed": 2})
+    Manifest(out, "fine.png").add(image, written(out, "fine.png"), {"seed": 3})
+    assert {file.name for file in out.glob("*.png")} == {"a.png", "fine.png", "other.png"}
 
 
 def test_a_file_that_became_another_s_takes_nothing_with_it_and_stays_that_one_s(image, tmp_path):
@@ -181,11 +201,11 @@ def test_a_file_that_became_another_s_takes_nothing_with_it_and_stays_that_one_s
     other.write_bytes(b"blurry")
     manifest = Manifest(out)
     manifest.add(image, written(out, "a.png", "a_compare.png"), {})
-    assert manifest.owned([other], []) == {out / "a.png": str(image), out / "a_compare.png": str(image)}
+    assert manifest.owned([other], []) == {out / "a.png": "../a.png", out / "a_compare.png": "../a.png"}
     assert manifest.owned([image], []) == manifest.owned([other], [out / "a.png"]) == {}
     manifest.add(other, written(out, "a_compare.png"), {})
     assert (out / "a.png").is_file()
-    assert str(image) in json.loads((out / "manifest.json").read_text())
+    assert "../a.png" in json.loads((out / "manifest.json").read_text())
     manifest.add(image, written(out, "a.png"), {})
     assert (out / "a_compare.png").is_file(), "it is the other image's by now"
 

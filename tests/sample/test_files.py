@@ -118,14 +118,24 @@ def test_what_other_settings_left_is_replaced_and_said_so(checkpoint, photos, tm
     left = {"a_0.png", "a_1.png", "a_std.png", "a_std.tif", "a_compare.png"}
     assert set(restored(out)) == left
     assert "replaced" not in capsys.readouterr().out
-    assert set(json.loads((out / "manifest.json").read_text())[str(photos / "a.png")]["written"]) == left
+    assert set(json.loads((out / "manifest.json").read_text())["../photos/a.png"]["written"]) == left
     run(*command)
     assert set(restored(out)) == {"a.png"}
     assert f"to {out}, replaced 1\n" in capsys.readouterr().out
     images.write(tmp_path / "other" / "a.png", torch.rand(3, 8, 8))
     run(tmp_path / "other" / "a.png", *command[1:])
     assert "replaced 1" in capsys.readouterr().out
-    assert list(json.loads((out / "manifest.json").read_text())) == [str(tmp_path / "other" / "a.png")]
+    assert list(json.loads((out / "manifest.json").read_text())) == ["../other/a.png"]
+
+
+def test_a_restoration_that_was_named_stays_beside_its_photograph_and_others(checkpoint, photos, capsys):
+    flags = ["--checkpoint", checkpoint]
+    for name, seed in (("sharp.png", "0"), ("other.png", "1"), ("sharp.png", "0")):
+        run(photos / "a.png", "--output", photos / name, "--seed", seed, *flags)
+    assert "all 1 done before" in capsys.readouterr().out
+    run(photos, "--output", photos / "out", *flags)
+    assert set(restored(photos / "out")) == {"a.png", "c.webp", "sub/b.jpg"}
+    assert {"sharp.png", "other.png"} <= set(restored(photos))
 
 
 @pytest.mark.commands
@@ -167,5 +177,5 @@ def test_a_name_that_is_not_utf_8_is_one_like_any_other(checkpoint, tmp_path, ca
         b"ok_compare.png",
     }
     text = (tmp_path / "out" / "manifest.json").read_text(encoding="utf-8")
-    assert "caf\\udce9.png" in text and str(photos / name) in json.loads(text)
+    assert "caf\\udce9.png" in text and f"../photos/{name}" in json.loads(text)
     assert restored(tmp_path / "out")[name] != restored(tmp_path / "out")["ok.png"]  # other noise

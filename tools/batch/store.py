@@ -83,14 +83,18 @@ class Place:
         return {file.path[len(self.base) + 1 :]: file for file in sorted(shown, key=lambda file: file.path)}
 
     def inputs(self) -> dict[str, fs.FileInfo]:
-        """`list` without the folders of restored images. StoreError if this place itself is one."""
+        """`list` without restored images: targets of batches, and what a manifest.json lists.
+
+        Raises StoreError if this place itself is a target, or holds nothing else.
+        """
         files = self.list()
-        folders = {key[: -len(MANIFEST_TABLE)] for key in files if PurePosixPath(key).name == MANIFEST_TABLE}
-        local = (key for key in files if PurePosixPath(key).name == search.MANIFEST)
-        folders |= {key[: -len(search.MANIFEST)] for key in local if search.is_manifest(self.read(key))}
-        if "" in folders:
+        targets = {key[: -len(MANIFEST_TABLE)] for key in files if PurePosixPath(key).name == MANIFEST_TABLE}
+        manifests = [PurePosixPath(key) for key in files if PurePosixPath(key).name == search.MANIFEST]
+        results = {str(key.parent / name) for key in manifests for name in search.written_by(self.read(str(key)))}
+        left = {key for key in files if not key.startswith(tuple(targets))} - results
+        if "" in targets or (results and left <= set(map(str, manifests))):
             raise StoreError(f"{self.url} holds restored images (it has a manifest): give the folder of the originals")
-        return {key: info for key, info in files.items() if not key.startswith(tuple(folders))}
+        return {key: info for key, info in files.items() if key in left}
 
     def contains(self, other: Place) -> bool:
         """Whether another place is this one, or lies inside it."""

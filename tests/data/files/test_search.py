@@ -69,16 +69,26 @@ def test_one_file_is_itself_and_nothing_found_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("manifest", ["manifest.json", "manifest.parquet"])
-def test_folders_of_restored_images_are_no_inputs(tmp_path, manifest):
+def test_restored_images_are_no_inputs(tmp_path, manifest):
     touch(tmp_path, "a.png", "out/a.png", "out/more/b.png", "web/c.png")
-    (tmp_path / "out" / manifest).write_text(json.dumps({"a.png": {"written": ["a.png"]}}))
+    (tmp_path / "out" / manifest).write_text(json.dumps({"../a.png": {"written": ["a.png", "more/b.png"]}}))
     (tmp_path / "web" / "manifest.json").write_text('{"name": "another program\'s"}')
     assert found(tmp_path, tmp_path, results=False) == ["a.png", "web/c.png"]
     assert found(tmp_path, f"{tmp_path}/**/*.png", results=False) == ["a.png", "web/c.png"]
     assert found(tmp_path, f"{tmp_path}/out/**/*.png", results=False) == ["out/a.png", "out/more/b.png"]
     assert found(tmp_path, tmp_path / "out") == ["out/a.png", "out/more/b.png"]  # such as the outputs to be scored
-    with pytest.raises(search.ImageError, match=r"out holds restored images .* give a pattern, '.*out/\*.png'"):
-        search.find(tmp_path / "out", results=False)
+    for path in (tmp_path / "out", tmp_path / "o*" / "*.png"):
+        with pytest.raises(search.ImageError, match=r"holds restored images alone .* such as '.*out/\*.png'"):
+            search.find(path, results=False)
+
+
+def test_a_photograph_beside_its_restoration_is_an_input(tmp_path):
+    touch(tmp_path, "in/a.png", "in/sharp.png", "in/more/a.png")
+    (tmp_path / "in" / "manifest.json").write_text(json.dumps({"a.png as sharp.png": {"written": ["sharp.png"]}}))
+    for path in (tmp_path / "in", tmp_path, f"{tmp_path}/**/*.png"):
+        assert found(tmp_path, path, results=False) == ["in/a.png", "in/more/a.png"]
+    (tmp_path / "in" / "manifest.json").write_text(json.dumps({"b.png": {"written": ["a.png"]}}))
+    assert found(tmp_path, tmp_path / "in", results=False) == ["in/more/a.png", "in/sharp.png"]
 
 
 def test_an_image_in_each_format_is_found_and_those_of_others_are_counted(tmp_path):
