@@ -134,6 +134,8 @@ def detailed_regions(image: Tensor, rule: WorkingSize, weight: Tensor | None = N
     scale = min(1.0, LONGEST_SEARCHED_SIDE / max(image.shape[-2:]))
     small = reduced(image, scale).mean(1, keepdim=True)
     edges = small.diff(dim=3)[..., :-1, :].square() + small.diff(dim=2)[..., :-1].square()
+    if 0 in edges.shape:  # of a line of pixels
+        return []
     if weight is not None:
         edges = edges * resized(weight.float(), *edges.shape[-2:]).clamp(0, 1)
     rows, columns = (math.ceil(rule.region * side) for side in edges.shape[-2:])

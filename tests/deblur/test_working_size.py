@@ -95,6 +95,13 @@ def test_a_small_image_is_not_measured():
     assert not seen
 
 
+@pytest.mark.parametrize("shape", [(1, 400), (400, 1), (2, 4000), (4000, 2)])
+def test_a_line_of_pixels_has_no_regions_to_measure(shape):
+    change, seen = changing({})
+    assert chosen_scale(noise(*shape), change, RULE) == 1
+    assert not seen
+
+
 def test_the_longer_side_says_which_scales_are_possible():
     rule = WorkingSize(**vars(RULE) | {"smallest": 100})
     for longer, scales in ((100, [1.0]), (400, [1.0, 0.5, 0.25])):
