@@ -173,10 +173,13 @@ def make(
         raise ValueError("give --config and --output, to blur photographs, or --predict alone, to predict pairs.")
     if crops is not None and (crops < 1 or size is None):
         raise ValueError("crops needs to be at least 1, and a size: the side of the regions in pixels.")
+    if candidates < 1 or (size is not None and size < 1):
+        raise ValueError(f"candidates and size must be 1 or more, got {candidates} and {size}.")
     blur, section = read_blur(config)
     files, folder = find_photos(photos, names), Path(output)
-    facts = {"photos": len(files), "folders": photos, "names": names, "crops": crops, "size": size}
-    facts |= {"candidates": candidates, "seed": seed, "blur": section}
+    # Not how many photographs there are: one that cannot be read may be taken away before the command is repeated.
+    facts = {"folders": photos, "names": names, "crops": crops, "size": size, "candidates": candidates}
+    facts |= {"seed": seed, "blur": section}
     with resumable(folder, "pairs.json", facts) as part:
         work = partial(write_photo, blur=blur, folder=part, seed=seed, crops=crops, size=size, candidates=candidates)
         list(on_all_cores(work, list(files), list(files.values()), workers=workers, unit="photo"))
