@@ -160,7 +160,7 @@ class DeblurPipeline(ConfigMixin):
             for part, network in self.networks.items()
         }
         described["betas"] = list(self.scheduler.config.trained_betas)
-        names = ("residual_scale", "scale_kind", "sigma_min", "sigma_max")
+        names = ("residual_scale", "scale_kind", "sigma_min", "sigma_max", "working_size")
         return described | {name: self.config.get(name) for name in names}
 
     def save_pretrained(self, folder: str | Path) -> None:

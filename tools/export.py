@@ -67,7 +67,8 @@ def export_checkpoint(
 
 def _average(pipelines: Sequence[DeblurPipeline], sources: Sequence[str]) -> None:
     """Give the first pipeline the mean weights and the mean residual scale of all."""
-    first, *others = ({**pipeline.describe(), "residual_scale": None} for pipeline in pipelines)
+    may_differ = dict.fromkeys(("residual_scale", "working_size"))
+    first, *others = (pipeline.describe() | may_differ for pipeline in pipelines)
     for source, other in zip(sources[1:], others, strict=True):
         if other != first:
             raise CheckpointError(

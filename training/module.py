@@ -33,9 +33,11 @@ from deblur.models.losses import Objective, PredictorLoss, Residual
 from deblur.models.networks.base import Cascade
 from deblur.models.networks.mixins import ModelMixin
 from deblur.models.schedules import NoiseSchedule
-from deblur.pipeline import DeblurPipeline, load_pipeline, stored_schedule
+from deblur.pipeline import Area, DeblurPipeline, load_pipeline, stored_schedule
 from deblur.seeds import noise_seed
 from deblur.settings import SamplingSettings
+
+FULL_SIZE = Area(scale=1.0)  # at which validation scores, whatever the rule for large images says
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Predict(L.LightningModule):
         predictor: g.
         predictor_loss: the loss of all its outputs.
         optimizer: AdamW and the learning rate's schedule.
-        init_from: checkpoint (exported folder, hub id or .ckpt) whose predictor to start from; None for random weights.
+        init_from: checkpoint (exported folder, hub id or .ckpt) whose predictor to start from, with its rule for the
+            scale of large images; None for random weights.
         compiled: compile the networks for training (torch.compile). The first steps then take minutes; validation
             runs uncompiled.
     """
@@ -102,12 +105,14 @@ class Predict(L.LightningModule):
         self.skipped_step: int | None = None  # the last one, counted from 0, whose gradient was not used
         if compiled:  # both are replaced in place, so that the names of the weights stay the same
             predictor.estimates = torch.compile(predictor.estimates)
+        self.working_size: dict | None = None
         if init_from is not None:
-            copy_weights(init_from, predictor=predictor)
+            self.working_size = copy_weights(init_from, predictor=predictor).config.get("working_size")
 
     def pipeline(self) -> DeblurPipeline:
         """The pipeline with the current weights, for validation, sampling and export."""
-        return DeblurPipeline(self.predictor, None, stored_schedule(torch.tensor([0.5])))
+        schedule = stored_schedule(torch.tensor([0.5]))
+        return DeblurPipeline(self.predictor, None, schedule, working_size=self.working_size)
 
     def predict(self, batch: dict, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | float]:
         """x_init, what a size head says (otherwise None), and their loss; images in [-1, 1].
@@ -132,7 +137,7 @@ class Predict(L.LightningModule):
 
     def restore(self, batch: dict) -> DeblurOutput:
         """The restored images that validation and test score."""
-        return self.pipeline()(batch["blurry"], SamplingSettings(blend=0.0), output_type="pt")
+        return self.pipeline()(batch["blurry"], SamplingSettings(blend=0.0), output_type="pt", area=FULL_SIZE)
 
     # Validation images have many sizes, and each would be compiled separately.
     @torch.compiler.set_stance("force_eager")
@@ -179,6 +184,9 @@ class Predict(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         # This makes a .ckpt self-describing in plain values: it loads without its config and without pickle.
         checkpoint["pipeline"] = self.pipeline().describe()
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        self.working_size = checkpoint.get("pipeline", {}).get("working_size")
 
 
 class PredictAndRefine(Predict):
@@ -236,6 +244,7 @@ class PredictAndRefine(Predict):
         self.register_buffer("residual_steps", torch.tensor(0.0))
         if init_from is not None:
             started = copy_weights(init_from, predictor=predictor, denoiser=denoiser)
+            self.working_size = started.config.get("working_size")
             colours = colours_of(started.config.residual_scale)
             if started.denoiser is not None and colours != residual.colours:
                 raise ValueError(
@@ -257,6 +266,7 @@ class PredictAndRefine(Predict):
             scale_kind=self.residual.scale_kind,
             sigma_min=sigma_min,
             sigma_max=sigma_max,
+            working_size=self.working_size,
         )
 
     def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
@@ -313,7 +323,8 @@ class PredictAndRefine(Predict):
         return c * size
 
     def restore(self, batch: dict) -> DeblurOutput:
-        return self.pipeline()(batch["blurry"], self.validation, names=batch["name"], output_type="pt")
+        settings, names = self.validation, batch["name"]
+        return self.pipeline()(batch["blurry"], settings, names=names, output_type="pt", area=FULL_SIZE)
 
 
 def copy_weights(source: str, predictor: nn.Module, denoiser: nn.Module | None = None) -> DeblurPipeline:

@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from deblur.checkpoints import update_index
 from deblur.hub import CheckpointError
 from deblur.models.diffusion import ScaleKind
 from deblur.models.networks.nafnet import SlimPredictor
 from deblur.models.networks.u2net import U2NetPredictor
 from deblur.models.networks.unet import UNetPredictor
-from deblur.training.module import Predict
+from deblur.settings import SamplingSettings
+from deblur.training.module import Predict, PredictAndRefine
 from tests.tiny import Pairs, fit, module, stir
 
 
@@ -276,6 +278,29 @@ def test_no_gradient_of_the_refiner_reaches_a_predictor_that_is_not_joint(kind, 
     gradients = [p.grad for p in predictor.parameters() if p.grad is not None]
     assert not any(gradient.any() for gradient in gradients)
     assert any(p.grad is not None and p.grad.any() for p in model.denoiser.parameters())
+
+
+@pytest.mark.parametrize("kind", [Predict, PredictAndRefine])
+def test_a_run_takes_the_rule_for_large_images_from_where_it_starts_and_keeps_it_when_it_resumes(tmp_path, kind):
+    module().pipeline().save_pretrained(tmp_path)
+    update_index(tmp_path, working_size={"smallest": 300})
+    assert module(kind=kind).pipeline().working_size is None
+    started, stored = module(kind=kind, predictor=UNetPredictor(4, (1, 2), 1), init_from=str(tmp_path)), {}
+    assert started.pipeline().working_size.smallest == 300
+    started.on_save_checkpoint(stored)
+    resumed = module(kind=kind)
+    resumed.on_load_checkpoint(stored)
+    assert resumed.pipeline().working_size.smallest == 300
+
+
+@pytest.mark.parametrize("kind", [Predict, PredictAndRefine])
+def test_validation_is_at_full_size_whatever_the_rule_for_large_images_says(kind):
+    model = module(kind=kind)
+    stir(model.predictor)
+    model.working_size = {"smallest": 8, "nearly_largest": 1.0}
+    batch = {"blurry": torch.rand(1, 3, 40, 64), "name": ["a"]}
+    assert model.pipeline()(batch["blurry"], SamplingSettings(blend=0), output_type="pt").scale < 1
+    assert model.restore(batch).scale == 1
 
 
 def test_a_run_starts_from_the_weights_of_a_checkpoint_of_its_architecture(tmp_path):
