@@ -92,7 +92,8 @@ def read_torch(path: Path, checksums: bool = False) -> Any:
     Raises CheckpointError, or OSError if the file may not be read.
     """
     if not path.is_file():
-        raise CheckpointError(f"checkpoint {path} does not exist")
+        told = "is a folder: give a .ckpt file" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"checkpoint {path} {told}")
     path.open("rb").close()  # a file that may not be read is not damaged
     try:
         if checksums:

@@ -221,6 +221,13 @@ def test_faults_found_before_anything_is_built(run_folder, capsys, flags, senten
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_only_a_trained_network_is_scored(run_folder, capsys, command):
+    flags = ["--config", "run.yaml", "--data.test", "photos:val"]
+    assert said(capsys, command, *flags).startswith(f"there is no network to {command}: give --ckpt_path")
+    assert said(capsys, command, *flags, "--ckpt_path", ".").endswith("is a folder: give a .ckpt file")
+
+
 def test_a_run_without_a_config_is_told_of_one(run_folder, capsys):
     wanted = "model.predictor is missing: give a config, as python train.py fit --config configs/demo.yaml"
     assert said(capsys, "fit", "--model.optimizer.lr", "1e-3") == wanted
