@@ -174,8 +174,8 @@ def run_command(
 
 
 PARSER_OPTIONS = {"allow_abbrev": False, "exit_on_error": False}  # no abbreviated flags, and errors are raised
-# Which a boolean flag takes as its value, not as an image's name.
-TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off")
+# Which a boolean flag takes as its value, not as an image's name, and what they mean.
+TRUTH_VALUES = dict.fromkeys(("true", "yes", "on", "1"), "true") | dict.fromkeys(("false", "no", "off", "0"), "false")
 
 
 class Formatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -242,7 +242,8 @@ class Parser(ArgumentParser):
             if joined or action.nargs == 0:
                 flags.append(word)
             elif getattr(action, "_typehint", None) is bool:
-                flags.append(f"{name}={rest.pop(0) if rest and rest[0].lower() in TRUTH_VALUES else 'true'}")
+                is_given = bool(rest) and rest[0].lower() in TRUTH_VALUES
+                flags.append(f"{name}={TRUTH_VALUES[rest.pop(0).lower()] if is_given else 'true'}")
             else:
                 pair = tuple[str, str] in get_args(getattr(action, "_typehint", None))
                 count = 2 if pair else 1

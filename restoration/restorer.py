@@ -79,6 +79,8 @@ class Restorer:
         presets = self.pipeline.config.presets
         self.settings = settings_of(presets, options, numbers)
         self.remarks = self.settings.without_effect(numbers)
+        if "keep_sharp" in numbers and (flag := _restores_all_by(options)):
+            self.remarks.append(f"--keep_sharp has no effect: {flag} says what is restored")
         samples = 1 if self.settings.average else self.settings.num_samples
         self.extras = Extras(samples, self._maps(), options.compare)
         if options.compile:
@@ -247,7 +249,8 @@ class Restorer:
             all_steps = self.settings.num_samples * self.settings.steps
             for step in steps:
                 yield step
-                bar.update(images_together * (1 - self.predictor_share) / all_steps)
+                part = images_together * (1 - self.predictor_share) / all_steps
+                bar.update(min(part, bar.total - bar.n))  # their sum is rounded
 
         hook = None if self.pipeline.compiled else self.pipeline.predictor.register_forward_hook(predicted)
         try:
@@ -314,9 +317,16 @@ class Restorer:
 def settings_of(presets: dict[str, dict], options: Options, numbers: dict[str, Any]) -> SamplingSettings:
     """How to sample with a checkpoint that has these presets."""
     settings = preset_settings(presets, options.preset).changed(numbers)
-    if options.restore == "all":
+    if _restores_all_by(options):
         settings = replace(settings, keep_sharp=0.0)
     return replace(settings, num_samples=1) if settings.blend == 0 else settings
+
+
+def _restores_all_by(options: Options) -> str | None:
+    """The flag by which nothing is kept for being sharp; None if there is none."""
+    if options.mask:
+        return "--mask"
+    return "--restore all" if options.restore == "all" else None
 
 
 def checkpoint_facts(presets: dict[str, dict], options: Options, numbers: dict[str, Any]) -> dict[str, Any]:

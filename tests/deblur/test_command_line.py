@@ -36,6 +36,8 @@ def shown(
         (["a.png", "--compare", "b.png"], (["a.png", "b.png"], True, 3, None, 0)),
         (["--compare", "no", "a.png"], (["a.png"], False, 3, None, 0)),
         (["a.png", "--compare"], (["a.png"], True, 3, None, 0)),
+        (["a.png", "--compare", "0"], (["a.png"], False, 3, None, 0)),
+        (["--compare", "1", "a.png"], (["a.png"], True, 3, None, 0)),
         (["--both", "A", "B", "a.png", "--steps=2", "--start", "-3"], (["a.png"], False, 2, ("A", "B"), -3)),
         (["--steps", "2", "--", "-a.png", "--compare"], (["-a.png", "--compare"], False, 2, None, 0)),
     ],

@@ -145,6 +145,10 @@ def test_a_mask_says_what_is_restored(called, place, tmp_path):
 
     masked = called(of_one, "--mask", tmp_path / "mask.png", "--keep_sharp", "1e4")
     assert masked.entry["restored_share"] == 0.5
+    assert masked.entry["settings"]["keep_sharp"] == 0
+    assert "--keep_sharp has no effect: --mask says what is restored" in masked.said
+    every = called(of_one, "--restore", "all", "--keep_sharp", "3")
+    assert "--keep_sharp has no effect: --restore all says what is restored" in every.said
     refused = called(of_one, "--mask", tmp_path / "small.png")
     assert refused.code == 1
     assert "a.png has 150 x 72 pixels, and --mask" in refused.said
