@@ -239,7 +239,7 @@ class Restorer:
     def _moving(self, bar: tqdm, images_together: int, pixels: int) -> Iterator[Progress]:
         """Move the bar while images are restored, which have so many pixels each: by tiles, and by the steps of this
         wrapper."""
-        predicted_by = bar.n + images_together * self.predictor_share
+        predicted_by, drawn_by = bar.n + images_together * self.predictor_share, bar.n + images_together
 
         def predicted(_, given: tuple[Tensor, ...], __) -> None:
             part = self.predictor_share * given[0][:, 0].numel() / pixels
@@ -250,7 +250,7 @@ class Restorer:
             for step in steps:
                 yield step
                 part = images_together * (1 - self.predictor_share) / all_steps
-                bar.update(min(part, bar.total - bar.n))  # their sum is rounded
+                bar.update(min(part, drawn_by - bar.n))  # their sum is rounded
 
         hook = None if self.pipeline.compiled else self.pipeline.predictor.register_forward_hook(predicted)
         try:
