@@ -122,10 +122,11 @@ def test_the_pixels_of_overlapping_tiles_are_counted(size):
     assert network_pixels(IdentityPredictor(), *size) == size[0] * size[1]
 
 
-def test_tiles_that_overlap_move_the_bar_by_no_more_than_the_predictor_s_share(tmp_path):
+@pytest.mark.parametrize("steps", [2, 10])
+def test_tiles_that_overlap_move_the_bar_by_no_more_than_the_predictor_s_share_and_steps_to_its_end(tmp_path, steps):
     images.write(tmp_path / "a.png", torch.rand(3, 96, 160))
     tiny_pipeline().save_pretrained(tmp_path / "checkpoint")
-    restorer = Restorer(Options("", checkpoint=str(tmp_path / "checkpoint"), predictor_tile=64), {"steps": 2})
+    restorer = Restorer(Options("", checkpoint=str(tmp_path / "checkpoint"), predictor_tile=64), {"steps": steps})
     seen = []
 
     class Bar(ProgressBar):
@@ -136,7 +137,9 @@ def test_tiles_that_overlap_move_the_bar_by_no_more_than_the_predictor_s_share(t
     with Bar(total=1, disable=False) as bar:
         list(restorer.restore([(tmp_path / "a.png", Names.of(tmp_path / "a.png"))], bar, {}))
     assert seen == sorted(seen)
-    assert seen[-4:] == pytest.approx([0.5, 0.75, 1.0, 1.0]), "by two steps after the predictor"
+    assert seen[-2 - steps] == pytest.approx(0.5)
+    assert seen[-2 - steps :] == pytest.approx([0.5 + 0.5 * step / steps for step in (*range(steps + 1), steps)])
+    assert max(seen) <= 1, "by rounding"
 
 
 def test_a_job_whose_last_step_comes_late_is_done_and_one_with_more_to_do_is_given_up(monkeypatch):
