@@ -31,7 +31,8 @@ def read_table(file: Path) -> tuple[list[str], list[dict[str, str]]]:
     """
     text = read_text(file)
     header = text.partition("\n")[0]
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=header.count))
+    delimiter = max(DELIMITERS, key=header.count)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
     try:
         columns = [name.strip().lower() for name in reader.fieldnames or ()]
         reader.fieldnames = columns

@@ -12,7 +12,7 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16"]
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", ", "])
 def test_a_table_of_a_spreadsheet_names_the_same_pairs(tmp_path, encoding, delimiter):
     for side in ("blur", "sharp"):
         images.write(tmp_path / side / "Müller, 1, 2, 3.png", torch.zeros(3, 2, 2))
