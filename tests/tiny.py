@@ -116,7 +116,7 @@ def rich_pipeline():
         for weight in network.parameters():
             nn.init.normal_(weight, std=0.05)
     predictor, schedule = Cascade(first, second).eval(), stored_schedule(linear(2000))
-    pipeline = DeblurPipeline(predictor, denoiser.eval(), schedule, [1.5, 0.8, 0.9], "learned")
+    pipeline = DeblurPipeline(predictor, denoiser.eval(), schedule, [1.5, 0.8, 0.9], scale_kind="learned")
     presets = {"balanced": {"steps": 2, "blend": 0.5}, "fast": {"steps": 1, "stages": 1}}
     pipeline.register_to_config(presets=presets, sigma_min=0.05, sigma_max=12.0)
     return pipeline
