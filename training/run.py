@@ -284,7 +284,7 @@ def require_files(name: str | None, config: Namespace) -> None:
     path = config.ckpt_path
     if name is not None and path is not None and path.endswith(".ckpt") and not Path(path).is_file():
         raise UsageError(f"ckpt_path: {path} does not exist")
-    if name in ("validate", "test") and path is None and config.model.init_args.init_from is None:
+    if name in ("validate", "test") and path is None and config.model.init_args.get("init_from") is None:
         raise UsageError(f"there is no network to {name}: give --ckpt_path, such as runs/demo/checkpoints/last.ckpt")
 
 
