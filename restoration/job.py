@@ -43,7 +43,7 @@ class Job:
 
     def __init__(self, outputs: Outputs, options: Options, numbers: dict[str, Any]):
         self.outputs, self.numbers = outputs, numbers
-        self.manifest = Manifest(outputs.folder, outputs.work[0][1].name if outputs.is_file else None)
+        self.manifest = Manifest(outputs.folder, outputs.file)
         self.rank, self.processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         device = choose_device(options.device)
         if self.processes > 1 and str(device) == "cuda":
@@ -150,7 +150,7 @@ class Job:
             print(f"sample.py: error: {failure}", file=sys.stderr)
         for line in skipped_in_words(self.outputs.skipped):
             print(f"sample.py: {line}", file=sys.stderr)
-        where = self.outputs.work[0][1] if self.outputs.is_file else self.outputs.folder
+        where = self.outputs.file or self.outputs.folder
         done_before = len(self.own_images) - self.wanted
         if done_before and not self.wanted:
             print(f"all {done_before} done before, in {where}")

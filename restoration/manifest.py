@@ -1,12 +1,11 @@
 """manifest.json: how each image of a folder was restored."""
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deblur.data.files.search import MANIFEST, is_manifest
+from deblur.data.files.search import MANIFEST, entries_of
 from deblur.storage import locked, write_json
 
 
@@ -25,7 +24,7 @@ class Manifest:
         ValueError: the file is not one of sample.py.
     """
 
-    def __init__(self, folder: Path, named: str | None = None):
+    def __init__(self, folder: Path, named: Path | None = None):
         self.folder, self.named = folder, named
         self.path = folder / MANIFEST
         self.files = self._read()
@@ -33,10 +32,10 @@ class Manifest:
     def _read(self) -> dict[str, dict]:
         if not self.path.is_file():
             return {}
-        content = self.path.read_bytes()
-        if not is_manifest(content):
+        entries = entries_of(self.path.read_bytes())
+        if entries is None:
             raise ValueError(f"{self.path} is no manifest of sample.py: give another --output, or remove it")
-        return json.loads(content)
+        return entries
 
     def has(self, image: Path, files: Sequence[Path], facts: dict[str, Any]) -> bool:
         """Whether this image, unchanged, was restored into these files, which still exist.
@@ -61,7 +60,7 @@ class Manifest:
             key = Path(os.path.relpath(image, self.folder)).as_posix()
         except ValueError:  # on another drive of Windows
             key = Path(os.path.abspath(image)).as_posix()
-        return f"{key} as {self.named}" if self.named else key
+        return f"{key} as {self.named.name}" if self.named else key
 
     def _names(self, files: Iterable[Path]) -> list[str]:
         return [file.relative_to(self.folder).as_posix() for file in files]

@@ -69,6 +69,11 @@ class Outputs:
     missing: list[str]  # a sentence for each input that is not an image or contains none
     skipped: Counter[str]  # images in formats that are not read, by suffix
 
+    @property
+    def file(self) -> Path | None:
+        """The file that the output names; None if it is a folder."""
+        return self.work[0][1] if self.is_file else None
+
     def plan(self, extras: Extras, manifest: Manifest) -> dict[Path, Names]:
         """Every file that is written, by its image; ValueError as `planned`."""
         work = dict(self.work)

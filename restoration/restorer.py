@@ -239,7 +239,8 @@ class Restorer:
     def _moving(self, bar: tqdm, images_together: int, pixels: int) -> Iterator[Progress]:
         """Move the bar while images are restored, which have so many pixels each: by tiles, and by the steps of this
         wrapper."""
-        predicted_by, drawn_by = bar.n + images_together * self.predictor_share, bar.n + images_together
+        predicted_by = bar.n + images_together * self.predictor_share
+        drawn_by = bar.n + images_together
 
         def predicted(_, given: tuple[Tensor, ...], __) -> None:
             part = self.predictor_share * given[0][:, 0].numel() / pixels

@@ -6,7 +6,7 @@ import os
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path, PurePath
@@ -84,8 +84,9 @@ def find(path: str | Path, results: bool = True) -> list[Path]:
         raise ImageError(f"{path} holds no image ({' '.join(sorted(READ_SUFFIXES))}).")
     if results:
         return files
-    results_in = cache(_results_in)  # for this search alone: a manifest may change before the next one
-    originals = [file for file in files if not _is_result(file, found, not pattern, results_in)]
+    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(found)}
+    restored = _results(files, folders - {found} if pattern else folders)
+    originals = [file for file in files if file not in restored]
     if not originals:
         raise ImageError(
             f"{path} holds restored images alone (as its {MANIFEST} says): to restore them again, give a pattern that"
@@ -162,42 +163,36 @@ def walk(root: Path, depth: float = float("inf")) -> Iterator[Path]:
                     (links if entry.is_symlink() else folders).append((folder / entry.name, left - 1))
 
 
-def _is_result(
-    file: Path, root: Path, is_root_asked: bool, results_in: Callable[[Path], frozenset[Path] | None]
-) -> bool:
-    """Whether the manifest of a folder between `root` and a file lists it; that of `root` counts if it is asked."""
-    folders = [folder for folder in file.parents if folder.is_relative_to(root)]
-    asked = folders if is_root_asked else folders[:-1]
-    return any((results := results_in(folder)) is None or file in results for folder in asked)
+def _results(files: Iterable[Path], folders: Iterable[Path]) -> set[Path]:
+    """Those of the files that are restored images: listed by the manifest of a folder, or below a target of batches."""
+    listed = {folder / name for folder in folders for name in written_by(_content(folder / MANIFEST))}
+    targets = {folder for folder in folders if (folder / "manifest.parquet").is_file()}
+    return {file for file in files if file in listed or not targets.isdisjoint(file.parents)}
 
 
-def _results_in(folder: Path) -> frozenset[Path] | None:
-    """The restored images that a folder's manifest lists; None: all below it, which batches have written."""
-    if (folder / "manifest.parquet").is_file():
-        return None
+def _content(manifest: Path) -> bytes:
     try:
-        content = (folder / MANIFEST).read_bytes()
-    except OSError:  # none, or one that may not be read
-        return frozenset()
-    return frozenset(folder / name for name in written_by(content))
+        return manifest.read_bytes()
+    except OSError:  # there is none, or it may not be read
+        return b""
 
 
 def written_by(manifest: bytes) -> list[str]:
     """The files that a manifest.json of sample.py lists, from its folder; none if it is another program's."""
-    if not is_manifest(manifest):
-        return []
-    return [name for entry in json.loads(manifest).values() for name in entry["written"] if isinstance(name, str)]
+    entries = entries_of(manifest) or {}
+    return [name for entry in entries.values() for name in entry["written"] if isinstance(name, str)]
 
 
-def is_manifest(content: bytes) -> bool:
-    """Whether the content of a manifest.json is sample.py's; other programs have files of that name, too."""
+def entries_of(manifest: bytes) -> dict[str, dict] | None:
+    """The entries of a manifest.json of sample.py; None if it is another program's, which may have that name, too."""
     try:
-        entries = json.loads(content)
+        entries = json.loads(manifest)
     except (ValueError, RecursionError):
-        return False
+        return None
     if not isinstance(entries, dict) or not entries:
-        return False
-    return all(isinstance(entry, dict) and isinstance(entry.get("written"), list) for entry in entries.values())
+        return None
+    are_ours = all(isinstance(entry, dict) and isinstance(entry.get("written"), list) for entry in entries.values())
+    return entries if are_ours else None
 
 
 def _visible(root: Path, pattern: Sequence[str]) -> Iterator[Path]:

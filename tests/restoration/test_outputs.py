@@ -180,19 +180,19 @@ def test_the_same_name_in_another_folder_is_another_image(image, tmp_path, monke
     (other / "a.png").write_bytes(b"blurry")
     for folder, name in ((tmp_path, "x.png"), (other, "y.png")):
         monkeypatch.chdir(folder)
-        Manifest(out, name).add(Path("a.png"), written(out, name), {})
+        Manifest(out, out / name).add(Path("a.png"), written(out, name), {})
     assert {file.name for file in out.glob("*.png")} == {"x.png", "y.png"}
 
 
 def test_what_the_user_named_is_replaced_under_that_name_alone(image, tmp_path):
     out = tmp_path / "out"
-    Manifest(out, "fine.png").add(image, written(out, "fine.png", "fine_std.png"), {"seed": 0})
-    Manifest(out, "other.png").add(image, written(out, "other.png"), {"seed": 1})
+    Manifest(out, out / "fine.png").add(image, written(out, "fine.png", "fine_std.png"), {"seed": 0})
+    Manifest(out, out / "other.png").add(image, written(out, "other.png"), {"seed": 1})
     Manifest(out).add(image, written(out, "a.png"), {"seed": 2})
-    assert Manifest(out, "fine.png").has(image, [out / "fine.png", out / "fine_std.png"], {"seed": 0})
-    assert Manifest(out, "other.png").has(image, [out / "other.png"], {"seed": 1})
+    assert Manifest(out, out / "fine.png").has(image, [out / "fine.png", out / "fine_std.png"], {"seed": 0})
+    assert Manifest(out, out / "other.png").has(image, [out / "other.png"], {"seed": 1})
     assert Manifest(out).has(image, [out / "a.png"], {"seed": 2})
-    Manifest(out, "fine.png").add(image, written(out, "fine.png"), {"seed": 3})
+    Manifest(out, out / "fine.png").add(image, written(out, "fine.png"), {"seed": 3})
     assert {file.name for file in out.glob("*.png")} == {"a.png", "fine.png", "other.png"}
 
 

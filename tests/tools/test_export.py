@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from safetensors.torch import load_file, save_file
 
+from deblur.checkpoints import update_index
 from deblur.hub import CheckpointError
 from deblur.models.networks.unet import UNetPredictor
 from deblur.pipeline import load_pipeline
@@ -51,6 +52,7 @@ def test_runs_are_averaged_weight_by_weight(tmp_path):
                 parameter.data.fill_(k**2)
         sources.append(str(tmp_path / f"{k}"))
         pipeline.save_pretrained(sources[-1])
+    update_index(tmp_path / "1", working_size={"smallest": 300})  # of a run that began with another checkpoint
     export_checkpoint(sources[0], str(tmp_path / "mean"), dtype="fp32", average_with=",".join(sources[1:]))
     found = load_pipeline(str(tmp_path / "mean"), precision="fp32")
     for part in (found.predictor, found.denoiser):

@@ -210,7 +210,7 @@ def test_a_photograph_that_has_only_some_of_its_files_is_made_again(photos, begu
 # A fact of a set that is begun -> a command line on which it differs.
 CHANGES = {
     "folders": lambda photos: {"more": [photos.parent / "more"]},
-    "names": lambda photos: {"names": None},
+    "names": lambda photos: {"names": "same.txt"},
     "crops": lambda photos: {"--crops": "3"},
     "size": lambda photos: {"--size": "21"},
     "candidates": lambda photos: {"--candidates": "2"},
@@ -223,6 +223,7 @@ CHANGES = {
 def begun(photos):
     """The facts of a set that was stopped by a damaged photograph, and a function that goes on with it."""
     images.write(photos.parent / "more" / "c.png", torch.rand(3, 60, 60))
+    (photos / "same.txt").write_text("a.png\nb.png\n")
     whole = (photos / "b.png").read_bytes()
     (photos / "b.png").write_bytes(b"no image")
 
@@ -273,6 +274,12 @@ def test_faults_are_one_sentence_and_leave_nothing(photos, change, sentence):
         make(photos, "set")
     assert "\n" not in str(caught.value)
     assert sorted(photos.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("flag", ["--candidates", "--size"])
+def test_numbers_below_1_are_refused(photos, flag):
+    with pytest.raises(ValueError, match="candidates and size must be 1 or more"):
+        make(photos, "set", "--crops", "1", "--size", "20", flag, "0")
 
 
 def detail(image):
